@@ -69,14 +69,13 @@ def is_altered(module: nn.Module) -> bool:
     )
 
 
-def plainly_called(module: nn.Module) -> bool:
-    """Return whether to call a module is to run its class's forward, and nothing
-    else."""
-    return not (
-        is_altered(module)
-        or module._compiled_call_impl is not None
-        or nn.modules.module._has_any_global_hook()
-    )
+def plainly_called(*modules: nn.Module) -> bool:
+    """Return whether to call any of the modules is to run its class's forward, and
+    nothing else."""
+    for module in modules:
+        if is_altered(module) or module._compiled_call_impl is not None:
+            return False
+    return not nn.modules.module._has_any_global_hook()
 
 
 def is_product(module: nn.Module) -> bool:

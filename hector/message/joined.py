@@ -56,13 +56,17 @@ def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[
         numbers.setdefault(tuple(map(id, s.sources.values())), len(numbers))
         for s in sent
     )
-    each = [sent[shared.index(i)].sources for i in range(len(numbers))]
-    sources = {n: torch.cat([s[n] for s in each]) for n in first.sources}
+    each = [shared.index(i) for i in range(len(numbers))]
+    sources = {n: torch.cat([sent[i].sources[n] for i in each]) for n in first.sources}
     ends = {n: torch.cat([s.ends[n] for s in sent]) for n in first.ends}
-    edges = [r.now() for r in relations]
-    key = (joined_edges, shared, *edges[1:])
-    whole = edges[0].kept(key, lambda: joined_edges(relations, shared))
-    sizes = [r.num_dst_nodes() for r in relations]
+    begin = list(accumulate([relations[i].srcdata.num_rows for i in each], initial=0))
+    sizes = [r.dstdata.num_rows for r in relations]
+    targets = list(accumulate(sizes, initial=0))
+    whole = edges_in_a_row(
+        relations,
+        Places(tuple([(begin[i], 1) for i in shared]), begin[-1]),
+        Places(tuple([(i, 1) for i in targets[:-1]]), targets[-1]),
+    )
     found: Sequence[Any] = first.along(whole, sources, ends).split(sizes)
     return found
 
@@ -82,35 +86,56 @@ def as_features(
     return along
 
 
-def joined_edges(relations: Sequence[Relation], shared: Sequence[int]) -> Relation:
-    """Return the edges of all relations in a row. Destinations are those of one after
-    another; so are sources, but relations with one number in `shared` share them."""
-    groups = range(max(shared) + 1)
-    sizes = [relations[shared.index(i)].num_src_nodes() for i in groups]
-    begin = list(accumulate(sizes, initial=0))
-    targets = [r.num_dst_nodes() for r in relations]
-    firsts = list(accumulate(targets, initial=0))
+class Places(NamedTuple):
+    """Where the rows of one end of several relations lie."""
+
+    rows: tuple[tuple[int, int], ...]
+    """Of each relation, the place of row 0, and from one row to the next."""
+    count: int
+    """Of all rows."""
+
+
+def edges_in_a_row(
+    relations: Sequence[Relation], sources: Places, ends: Places
+) -> Relation:
+    """Return the edges of all relations, made once for edges as they are."""
+    edges = [r.now() for r in relations]
+    key = (joined_edges, sources, ends, *edges[1:])
+    found: Relation = edges[0].kept(key, lambda: joined_edges(relations, sources, ends))
+    return found
+
+
+def joined_edges(
+    relations: Sequence[Relation], sources: Places, ends: Places
+) -> Relation:
+    """Return the edges of all relations in a row, between rows at these places."""
     edges, device = [r.now() for r in relations], relations[0].device
     counts = [r.num_edges() for r in relations]
     owner = torch.arange(len(counts), device=device).repeat_interleave(
         offsets(counts, device).diff(), output_size=sum(counts)
     )
-    ends = (
-        _moved([e.src for e in edges], owner, [(begin[i], sizes[i]) for i in shared]),
-        _moved([e.dst for e in edges], owner, list(zip(firsts, targets, strict=False))),
+    froms = [
+        (*p, r.num_src_nodes()) for p, r in zip(sources.rows, relations, strict=True)
+    ]
+    tos = [(*p, r.num_dst_nodes()) for p, r in zip(ends.rows, relations, strict=True)]
+    made = (
+        _moved([e.src for e in edges], owner, froms),
+        _moved([e.dst for e in edges], owner, tos),
     )
-    frames = Frame(begin[-1], device, "node"), Frame(firsts[-1], device, "node")
-    return Relation(ends, frames, sampled=True, programs=relations[0].programs)
+    frames = Frame(sources.count, device, "node"), Frame(ends.count, device, "node")
+    return Relation(made, frames, sampled=True, programs=relations[0].programs)
 
 
-def _moved(ids: list[Tensor], owner: Tensor, rows: list[tuple[int, int]]) -> Tensor:
+def _moved(
+    ids: list[Tensor], owner: Tensor, rows: list[tuple[int, int, int]]
+) -> Tensor:
     """Return ids among all rows; those out of their own relation's are -1, which is
     out of range for all."""
     found = torch.cat(ids)
-    first, size = (
+    first, step, size = (
         offsets(part, owner.device).diff()[owner] for part in zip(*rows, strict=True)
     )
-    return torch.where((found >= 0) & (found < size), found + first, -1)
+    return torch.where((found >= 0) & (found < size), found * step + first, -1)
 
 
 def edge_softmax(

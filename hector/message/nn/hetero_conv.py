@@ -1,7 +1,7 @@
 """Layers by relation, with DGL's arguments."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from hector.message.hetero import CROSS, HeteroGraph
 from hector.message.joined import Sent, may_join, send_along
-from hector.message.nn.added import sum_of_layers
-from hector.message.nn.convs import GATConv, GraphConv, Rows, SAGEConv
-from hector.message.relation import Relation
+from hector.message.nn.added import Arrived, Call, attended, sum_of_layers
+from hector.message.nn.convs import GATConv, GraphConv, SAGEConv
 from hector.precision import plainly_called
 from hector.tracing import untraced
 
@@ -61,7 +60,7 @@ class HeteroGraphConv(nn.Module):
             if g.is_block:
                 ends = {n: x[: g.num_dst_nodes(n)] for n, x in inputs.items()}
         made: dict[Any, Tensor] = {}
-        waiting: dict[Hashable, list[tuple[Any, Any, Relation, Rows, Sent]]] = {}
+        ready: list[Call] = []
         for kind in g.canonical_etypes:
             start, name, end = kind
             if start not in sources or end not in ends:
@@ -73,40 +72,37 @@ class HeteroGraphConv(nn.Module):
             alone = more or named or type(layer) not in (GraphConv, SAGEConv, GATConv)
             if alone or not (may_join(r) and plainly_called(layer)):
                 made[kind] = layer(r, feat, *more, **named)
-                continue
-            feat = layer.enters(feat)
-            sent = layer.sends(r, feat)
-            group = kind if sent.facts is None else sent.kind()
-            waiting.setdefault(group, []).append((kind, layer, r, feat, sent))
+            else:
+                ready.append((kind, layer, r, feat))
         sums: dict[str, Tensor] = {}
-        senders = Counter(end for _, _, end in g.canonical_etypes)
-        for group in waiting.values():
-            near = send_along([e[2] for e in group], [e[4] for e in group])
-            by_end: dict[str, list[tuple[Any, ...]]] = {}
-            for (kind, *rest, _), rows in zip(group, near, strict=True):
-                by_end.setdefault(kind[2], []).append((kind, *rest, rows))
-            for end, entries in by_end.items():
-                whole = self._added(entries, senders[end])
-                if whole is not None:
-                    sums[end] = whole
-                else:
-                    made |= {k: sender.makes(*e) for k, sender, *e in entries}
+        senders = Counter([end for _, _, end in g.canonical_etypes])
+        for calls, near in _arrived(ready):
+            end = calls[0][0][2]
+            whole = self._added(calls, near, senders[end])
+            if whole is not None:
+                sums[end] = whole
+                continue
+            for (kind, sender, r, feat), rows in zip(calls, near, strict=True):
+                made[kind] = sender.makes(r, feat, rows)
         return self._joined(g, made, sums)
 
-    def _added(self, entries: list[tuple[Any, ...]], count: int) -> Tensor | None:
+    def _added(
+        self, calls: list[Call], near: Sequence[Tensor], count: int
+    ) -> Tensor | None:
         """Return the sum, or mean, for a type of destinations if these layers are all
         `count` that send to it; None where they are to make their results one by
         one."""
-        if self.aggregate not in ("sum", "mean") or not 1 < len(entries) == count:
+        single = count == 1 and not isinstance(near, Arrived)
+        if self.aggregate not in ("sum", "mean") or single or len(calls) != count:
             return None
-        _, layers, _, feats, near = zip(*entries, strict=True)
-        own = feats[0][1]
-        if any(f[1] is not own for f in feats):
-            return None
-        out = sum_of_layers(layers, own, list(near))
+        own = calls[0][3][1]
+        for _, _, _, feat in calls:
+            if feat[1] is not own:
+                return None
+        out = sum_of_layers([layer for _, layer, _, _ in calls], own, near)
         if out is None or self.aggregate == "sum":
             return out
-        return out / len(entries)
+        return out / len(calls)
 
     def _layer(self, kind: tuple[str, str, str]) -> nn.Module:
         known = self.mods._modules
@@ -138,3 +134,30 @@ class HeteroGraphConv(nn.Module):
         if len(parts) == 1 and self.aggregate != "stack":
             return parts[0]
         return CROSS[self.aggregate](torch.stack(parts))
+
+
+def _arrived(calls: list[Call]) -> Iterator[tuple[list[Call], Sequence[Tensor]]]:
+    """Yield layers' calls along relations to one type of destinations, and what arrives
+    there along each."""
+    heads = [c for c in calls if type(c[1]) is GATConv]
+    at_once = attended(heads) if heads else None
+    if at_once is not None:
+        yield from at_once
+        calls = [c for c in calls if type(c[1]) is not GATConv]
+    waiting: dict[Hashable, tuple[list[Call], list[Sent]]] = {}
+    for kind, layer, r, given in calls:
+        feat = layer.enters(given)
+        sent = layer.sends(r, feat)
+        group = waiting.setdefault(
+            kind if sent.facts is None else sent.kind(), ([], [])
+        )
+        group[0].append((kind, layer, r, feat))
+        group[1].append(sent)
+    for group in waiting.values():
+        found = send_along([c[2] for c in group[0]], group[1])
+        by_end: dict[str, tuple[list[Call], list[Tensor]]] = {}
+        for call, rows in zip(group[0], found, strict=True):
+            to, near = by_end.setdefault(call[0][2], ([], []))
+            to.append(call)
+            near.append(rows)
+        yield from by_end.values()

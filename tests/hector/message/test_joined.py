@@ -1,6 +1,7 @@
 """Layers of a block's relations that are sent at once, against one call a relation."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from hector.message import HeteroGraph
 from hector.message import nn as dglnn
 from hector.message.frame import EdgeFrame, Frame
+from hector.message.hetero import CROSS
 
 KINDS = [("a", "r", "a"), ("a", "s", "b"), ("b", "t", "a"), ("b", "u", "b")]
 SOURCES, ENDS, WIDTH = {"a": 20, "b": 12}, {"a": 7, "b": 5}, 6
@@ -129,7 +131,8 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_one_sum_of_all_relations(name: str, sums: list[int]) -> None:
     conv, g = layers_of(name), block()
     conv(g, rows())
-    assert sums == [2 * sum(ENDS.values())]
+    without_edges = ENDS["b"] if name == "gat" else 0
+    assert sums == [2 * sum(ENDS.values()) - without_edges]
 
 
 def test_layers_of_several_kinds_are_sent_by_kind(sums: list[int]) -> None:
@@ -182,3 +185,134 @@ def test_rows_of_another_number_are_refused() -> None:
     h["a"], h["b"] = h["a"][:-1], torch.cat((h["b"], h["b"][:1]))
     with pytest.raises(ValueError, match="expected 'h' with 20 node rows, got"):
         layers_of("right")(block(), h)
+
+
+def _frozen(conv: Any) -> None:
+    conv.mods["r"].fc.requires_grad_(False)
+    conv.mods["t"].attn_l.requires_grad_(False)
+    conv.mods["s"].bias.requires_grad_(False)
+
+
+def _twice(conv: Any) -> None:
+    conv.mods["t"] = conv.mods["r"]
+
+
+def _normed(conv: Any) -> None:
+    nn.utils.parametrizations.weight_norm(conv.mods["r"].fc)
+    nn.utils.parametrizations.weight_norm(conv.mods["t"], "attn_l", dim=1)
+
+
+def _hooked(conv: Any) -> None:
+    conv.mods["r"].fc.register_forward_hook(lambda m, given, out: out * 2)
+
+
+def _pairs(conv: Any) -> None:
+    made = dglnn.GATConv((WIDTH, WIDTH), 3, 2, allow_zero_in_degree=True)
+    conv.mods["s"] = made.double()
+
+
+def _other_slope(conv: Any) -> None:
+    conv.mods["s"].slope = 0.4
+
+
+def _no_bias(conv: Any) -> None:
+    for name in ("r", "u"):
+        conv.mods[name].bias = None
+
+
+def _with_bias(conv: Any) -> None:
+    conv.mods["r"].fc = nn.Linear(WIDTH, 6).double()
+
+
+ALTERED = [
+    _with_bias,
+    _frozen,
+    _twice,
+    _normed,
+    _hooked,
+    _pairs,
+    _other_slope,
+    _no_bias,
+]
+
+
+@pytest.mark.parametrize("alter", ALTERED)
+def test_attention_of_altered_layers(alter: Callable[[Any], None]) -> None:
+    conv, g, h = layers_of("gat alone"), block(), rows()
+    alter(conv)
+    got, want = conv(g, h), one_by_one(conv, g, h)
+    for n in ENDS:
+        torch.testing.assert_close(got[n], want[n])
+    learned = {k: p for k, p in conv.named_parameters() if p.requires_grad}
+    first, second = (
+        torch.autograd.grad(
+            sum(t.tanh().sum() for t in out.values()),
+            [*h.values(), *learned.values()],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        for out in (got, want)
+    )
+    for mine, other in zip(first, second, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "max", "stack", lambda parts, _: parts])
+def test_attention_is_joined_as_its_parts_are(aggregate: Any) -> None:
+    conv, g, h = layers_of("gat alone"), block(), rows()
+    parts = {}
+    for kind in KINDS:
+        pair = h[kind[0]], h[kind[2]][: ENDS[kind[2]]]
+        parts.setdefault(kind[2], []).append(conv.mods[kind[1]](g[kind], pair))
+    conv.aggregate = aggregate
+    for n, got in conv(g, h).items():
+        if callable(aggregate):
+            torch.testing.assert_close(got, parts[n])
+        else:
+            torch.testing.assert_close(got, CROSS[aggregate](torch.stack(parts[n])))
+
+
+def test_attention_gives_every_parameter_a_gradient() -> None:
+    """Those along relations without edges too: replicas count on it."""
+    conv, none = layers_of("gat alone"), torch.empty(0, dtype=torch.int64)
+    out = conv(block(s=(none, none)), rows())
+    sum(t.sum() for t in out.values()).backward()
+    assert all(p.grad is not None for p in conv.parameters())
+    assert not conv.mods["s"].fc.weight.grad.any()
+
+
+def test_attention_without_any_edges() -> None:
+    conv, none = layers_of("gat alone"), torch.empty(0, dtype=torch.int64)
+    with torch.no_grad():
+        for layer in conv.mods.values():
+            layer.bias += 1
+    out = conv(block(r=(none, none), s=(none, none), t=(none, none)), rows())
+    for n, got in out.items():
+        torch.testing.assert_close(got, torch.full_like(got, 2.0))
+        assert len(got) == ENDS[n]
+
+
+def test_attention_under_transforms_and_autocast() -> None:
+    conv, g, h = layers_of("gat alone"), block(), rows()
+
+    def total(call: Any, x: Tensor) -> Tensor:
+        return sum(t.tanh().sum() for t in call({**h, "a": x}).values())
+
+    got, want = (
+        torch.func.grad(partial(total, call))(h["a"])
+        for call in (lambda x: conv(g, x), lambda x: one_by_one(conv, g, x))
+    )
+    torch.testing.assert_close(got, want)
+    conv, h = conv.float(), {n: x.detach().float() for n, x in h.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        mine, other = conv(g, h), one_by_one(conv, g, h)
+    for n in ENDS:
+        assert mine[n].dtype is other[n].dtype
+        torch.testing.assert_close(mine[n], other[n])
+
+
+def test_rows_of_attention_are_checked() -> None:
+    h = rows()
+    h["a"], h["b"] = h["a"][:-1], torch.cat((h["b"], h["b"][:1]))
+    with pytest.raises(ValueError, match="expected 'h' with 20 node rows, got"):
+        layers_of("gat")(block(), h)
