@@ -22,6 +22,7 @@ from collections.abc import (
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial, reduce
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -741,7 +742,7 @@ class Relation:
     ) -> Tensor:
         """Return the result of the program for `given`. `what`: objects that it is
         found by; `build` is called where it is not."""
-        facts = [(t.dtype, t.shape, t.requires_grad, t.device) for t in given]
+        facts = map(facts_of, given)
         ahead = None if target_now() is None else arch()
         key = (*map(id, what), torch.is_grad_enabled(), ahead, *facts)
         known = edges.ready.get(key)
@@ -1180,6 +1181,11 @@ def _rows(made: Any) -> dict[str, Rows]:
         raise UntraceableError("a result that is no row")
     return dict(made)
 
+
+facts_of: Callable[[Tensor], Hashable] = attrgetter(
+    "dtype", "shape", "requires_grad", "device"
+)
+"""What programs are found by."""
 
 MAX_TRACES = 8
 """Traces of one pure function that differ in their features' shapes."""
