@@ -5,6 +5,8 @@ relations is put one after another, sent at once, and split again.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -12,8 +14,11 @@ import torch
 from torch import Tensor
 
 from hector.indexing import offsets
+from hector.message.direct import Passing
 from hector.message.frame import MASK, Frame
+from hector.message.functions import PureCall, ReduceFunction
 from hector.message.relation import Relation
+from hector.message.traced import FUSED, TRACE_ERRORS
 
 
 class Sent(NamedTuple):
@@ -37,6 +42,62 @@ def may_join(r: Relation) -> bool:
     """Whether edges may be sent along with others. Those of other than sampled graphs
     are watched one by one: see [Note: changes after PyTorch]."""
     return r.sampled and MASK not in r.edata
+
+
+def sent_by(r: Relation, message: Any, reduce: Any) -> Sent | None:
+    """Return what `update_all` of a pure function sends, None where it is to be called
+    by itself. Functions whose programs differ in the names of features alone send
+    alike."""
+    if not (may_join(r) and isinstance(message, PureCall)):
+        return None
+    if not isinstance(reduce, ReduceFunction) or reduce.reducer not in FUSED:
+        return None
+    try:
+        found = r.sendable(message, reduce)
+    except TRACE_ERRORS:
+        return None
+    if found is None:
+        return None
+    facts, sources, ends = found
+    along = _Along(message, reduce, sources, ends)
+    given = {str(i): r.srcdata[name] for i, name in enumerate(sources)}
+    rows = {str(i): r.dstdata[name] for i, name in enumerate(ends)}
+    return Sent(along, facts, given, rows)
+
+
+class _Along(NamedTuple):
+    """Sends rows in the order of the names that functions read them by."""
+
+    message: PureCall
+    reduce: ReduceFunction
+    sources: list[str]
+    ends: list[str]
+
+    def __call__(
+        self, r: Relation, sources: dict[str, Tensor], ends: dict[str, Tensor]
+    ) -> Tensor:
+        passing = _passing(_Parts(self.message, self.reduce))
+        first = dict(zip(self.sources, sources.values(), strict=True))
+        return passing(r, first, dict(zip(self.ends, ends.values(), strict=True)))
+
+
+class _Parts:
+    """A message and a reduce function, equal to others that send the same."""
+
+    def __init__(self, message: PureCall, reduce: ReduceFunction) -> None:
+        self.parts = message, replace(reduce, out="out"), None
+        self._facts = message.facts, reduce
+
+    def __hash__(self) -> int:
+        return hash(self._facts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Parts) and self._facts == other._facts
+
+
+@lru_cache(maxsize=256)
+def _passing(parts: _Parts) -> Passing:
+    return Passing(lambda: parts.parts)
 
 
 def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[Any]:

@@ -55,6 +55,8 @@ class Known:
     """Position among the functions' tensors, and dropped axes, of each input."""
     names: tuple[str, ...]
     """Of the results."""
+    alike: Facts
+    """Equal for programs that differ in their inputs' names alone."""
 
 
 class PassProgram(NamedTuple):
@@ -80,6 +82,7 @@ class Programs:
         self.options, self.capacity = options or Options(), capacity
         self._made: OrderedDict[Facts, CompiledPass] = OrderedDict()
         self._pure: OrderedDict[Facts, list[Known]] = OrderedDict()
+        self._alike: dict[Facts, Facts] = {}
 
     def __len__(self) -> int:
         return len(self._made)
@@ -91,6 +94,12 @@ class Programs:
         while len(self._pure) > self.capacity:
             self._pure.popitem(last=False)
         return found
+
+    def alike(self, facts: Facts) -> Facts:
+        """Return the one object of equal facts, which is compared at once."""
+        if len(self._alike) >= self.capacity:
+            self._alike.clear()
+        return self._alike.setdefault(facts, facts)
 
     def run(
         self,

@@ -31,6 +31,7 @@ from torch import Tensor
 from hector.frontend.values import Sym
 from hector.graph import HeteroGraph
 from hector.indexing import integers
+from hector.ir.node import Op
 from hector.ir.types import Domain
 from hector.message.batches import EdgeBatch, Features, NodeBatch
 from hector.message.eager import (
@@ -610,6 +611,25 @@ class Relation:
         inputs = self._inputs(made, known, tensors)
         return PassProgram(made.compiled, names, known.captured), inputs
 
+    def sendable(
+        self, message: PureCall, reduce: ReduceFunction
+    ) -> tuple[Facts, list[str], list[str]] | None:
+        """Return what `update_all` of these depends on besides the rows of sources and
+        destinations, and the names of both; None where it reads anything else.
+
+        Raises one of TRACE_ERRORS where messages are to be in memory.
+        """
+        parts = (message, reduce, None)
+        known, tensors = self._known(parts, lambda t: self._whole(t, *parts))
+        sides = [side for side, _, _ in known.reads]
+        if tensors or Side.EDGE in sides or not self.two_sided:
+            return None
+        sources, ends = (
+            [name for side, name, _ in known.reads if side is wanted]
+            for wanted in (Side.SOURCE, Side.DESTINATION)
+        )
+        return known.alike, sources, ends
+
     def _building(self, call: TraceCall) -> Callable[[], tuple[Trace, Sequence[Sym]]]:
         def build() -> tuple[Trace, list[Sym]]:
             again, made = self._traced(call)
@@ -666,6 +686,7 @@ class Relation:
                     n: (places[id(t)], d) for n, (t, d) in trace.captured.items()
                 },
                 names=tuple(made),
+                alike=self.programs.alike(_alike(trace, made)),
             )
             traces.append(known)
             del traces[:-MAX_TRACES]
@@ -1194,6 +1215,17 @@ MAX_TRACES = 8
 def _key(trace: Trace, made: Mapping[str, Rows]) -> Facts:
     ends = tuple((r.sym.node.serial, r.sym.rank) for r in made.values())
     return Facts(("traced", trace.builder.signature(), ends))
+
+
+def _alike(trace: Trace, made: Mapping[str, Rows]) -> Facts:
+    """Return the facts of `_key` without the features' names: each input is one node,
+    known by its place."""
+    nodes = [
+        (*key[:3], key[3][0][1][0]) if key[0] is Op.INPUT else key
+        for key in trace.builder.signature()
+    ]
+    ends = tuple((r.sym.node.serial, r.sym.rank) for r in made.values())
+    return Facts((tuple(nodes), ends))
 
 
 def _without(tensor: Tensor, axes: int) -> Tensor:

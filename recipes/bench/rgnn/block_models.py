@@ -78,6 +78,9 @@ class HGTLayer(nn.Module):
         names = sorted({n for a, _, b in kinds for n in (a, b)})
         three = {n: nn.Linear(WIDTH, 3 * outs) for n in names}
         self.qkv = nn.ModuleDict(three)
+        self.messages = {
+            r: _attend(f"k_{r}", f"v_{r}", self.width**-0.5) for _, r, _ in kinds
+        }
         size = (2, HEADS, self.width, self.width)
         self.mix = nn.ParameterDict(
             {r: nn.Parameter(torch.randn(size) / self.width**0.5) for _, r, _ in kinds}
@@ -98,17 +101,14 @@ class HGTLayer(nn.Module):
         return [(x.flatten(1) @ torch.block_diag(*w)).view_as(x) for x, w in pairs]
 
     def _dgl(self, block: Any, rows: Any, edges: Any) -> dict[str, Tensor]:
-        calls: dict[Any, Any] = {}
         with block.local_scope():
-            for end in {k[2]: None for k in edges}:
-                query = rows[end][0][: block.num_dst_nodes(end)]
-                block.dstnodes[end].data["q"] = query
             for kind in edges:
-                start, name, _ = kind
-                data, names = block.srcnodes[start].data, (f"k_{name}", f"v_{name}")
-                data.update(zip(names, self._mixed(name, rows[start]), strict=True))
-                message = _attend(*names, self.width**-0.5)
-                calls[kind] = (message, fn.sum("m", "o"))
+                start, name, end = kind
+                g = block[kind]
+                key, value = self._mixed(name, rows[start])
+                g.srcdata[f"k_{name}"], g.srcdata[f"v_{name}"] = key, value
+                g.dstdata["q"] = rows[end][0][: g.num_dst_nodes()]
+            calls = {kind: (self.messages[kind[1]], fn.sum("m", "o")) for kind in edges}
             block.multi_update_all(calls, "mean")
             return {end: block.dstnodes[end].data["o"] for _, _, end in edges}
 

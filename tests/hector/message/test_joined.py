@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hector.message import HeteroGraph
+from hector.message import functions as fn
 from hector.message import nn as dglnn
 from hector.message.frame import EdgeFrame, Frame
 from hector.message.hetero import CROSS
@@ -316,3 +317,89 @@ def test_rows_of_attention_are_checked() -> None:
     h["a"], h["b"] = h["a"][:-1], torch.cat((h["b"], h["b"][:1]))
     with pytest.raises(ValueError, match="expected 'h' with 20 node rows, got"):
         layers_of("gat")(block(), h)
+
+
+@fn.pure
+def _attend(e: Any, key: str, value: str, how: str = "mul") -> dict[str, Any]:
+    score = (e.src[key] * e.dst["q"]).sum(-1, keepdim=True)
+    share = e.softmax(score)
+    return {"m": share * e.src[value] if how == "mul" else share + e.src[value]}
+
+
+@fn.pure
+def _of_edges(e: Any) -> dict[str, Any]:
+    return {"m": e.src["k_r"] * e.data["w"]}
+
+
+@fn.pure
+def _times(e: Any, key: str, factor: Tensor) -> dict[str, Any]:
+    return {"m": e.src[key] * factor}
+
+
+@fn.pure
+def _in_memory(e: Any, key: str) -> dict[str, Any]:
+    return {"m": e.src[key].cumsum(0)}
+
+
+MESSAGES: dict[str, tuple[list[Any], int]] = {
+    "names": ([_attend(f"k_{r}", f"v_{r}") for r in "rstu"], 1),
+    "one name twice": (
+        [_attend(f"k_{r}", f"{'vkvk'[i]}_{r}") for i, r in enumerate("rstu")],
+        2,
+    ),
+    "another value": (
+        [_attend(f"k_{r}", f"v_{r}", "mul" if r < "t" else "add") for r in "rstu"],
+        2,
+    ),
+    "edges": ([_of_edges(), *(_attend(f"k_{r}", f"v_{r}") for r in "stu")], 1),
+    "tensors": (
+        [_times(f"k_{r}", torch.full((), 2.0 + i)) for i, r in enumerate("rstu")],
+        0,
+    ),
+    "in memory": ([_in_memory(f"k_{r}") for r in "rstu"], 0),
+}
+
+
+@pytest.mark.parametrize("cross", ["sum", "mean", "max", "stack"])
+@pytest.mark.parametrize("name", MESSAGES)
+def test_pure_messages_are_sent_at_once(name: str, cross: str, sums: list[int]) -> None:
+    g, gen = block(), torch.Generator().manual_seed(1)
+    messages, programs = MESSAGES[name]
+
+    def number(count: int) -> Tensor:
+        made = torch.randn(count, 2, 3, dtype=torch.float64, generator=gen)
+        return made.requires_grad_()
+
+    inputs = []
+    for a, r, b in KINDS:
+        for letter in "kv":
+            inputs.append(number(SOURCES[a]))
+            g[r].srcdata[f"{letter}_{r}"] = inputs[-1]
+        if "q" not in g[r].dstdata:
+            inputs.append(number(ENDS[b]))
+            g[r].dstdata["q"] = inputs[-1]
+        inputs.append(number(g.num_edges(r))[:, :1])
+        g[r].edata["w"] = inputs[-1]
+    outs = {r: f"o_{b}" for _, r, b in KINDS}
+    calls = {
+        r: (m, fn.sum("m", outs[r]))
+        for (_, r, _), m in zip(KINDS, messages, strict=True)
+    }
+    parts: dict[str, list[Tensor]] = {}
+    for _, r, b in KINDS:
+        parts.setdefault(b, []).append(g[r].propagate(*calls[r])[outs[r]])
+    want = {n: CROSS[cross](torch.stack(p)) for n, p in parts.items()}
+    sums.clear()
+    # In another order than the graph's.
+    g.multi_update_all(dict(reversed(calls.items())), cross)
+    assert len(sums) == programs
+    got = {n: g.dstnodes[n].data[f"o_{n}"] for n in ENDS}
+    grads = []
+    for out in (got, want):
+        for n in ENDS:
+            torch.testing.assert_close(out[n], want[n])
+        total: Any = sum(t.tanh().sum() for t in out.values())
+        options: Any = {"allow_unused": True, "materialize_grads": True}
+        grads.append(torch.autograd.grad(total, inputs, **options))
+    for mine, other in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, other)
