@@ -8,7 +8,7 @@ accumulated in float64.
 """
 
 from operator import itemgetter
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,8 @@ def is_product(module: nn.Module) -> bool:
 def linear(module: nn.Module, x: Tensor) -> Tensor:
     """`module(x)`; a plain `nn.Linear` in half precision is computed wide."""
     if x.dtype not in HALF and type(module) is nn.Linear and plainly_called(module):
-        weight, bias = map(module._parameters.get, ("weight", "bias"))
+        weight: Any = module._parameters.get("weight")
+        bias: Any = module._parameters.get("bias")
         if weight is None:  # of a replica
             weight, bias = module.weight, module.bias
         if weight.dtype in HALF:

@@ -1,6 +1,6 @@
 """`hector.message.HeteroGraph`: nodes and edges of several types, with features."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from hector.message.base import GraphBase
 from hector.message.frame import EdgeFrame, Frame, ids_of
 from hector.message.functions import ReduceFunction, Reducer
 from hector.message.graph import Graph
-from hector.message.joined import Sent, send_along, sent_by
+from hector.message.joined import send_all, sent_by
 from hector.message.programs import Programs
 from hector.message.relation import (
     Apply,
@@ -393,15 +393,23 @@ class HeteroGraph(GraphBase):
                 f"{cross_reducer!r}"
             )
         calls = {self.to_canonical_etype(e): c for e, c in etype_dict.items()}
-        made = self._updated({k: calls[k] for k in self._relations if k in calls})
+        sent = [(k, self[k], sent_by(self[k], *c)) for k, c in calls.items()]
+        at_once = send_all([(k, r, s) for k, r, s in sent if s is not None])
         found: dict[str, dict[str, list[Tensor]]] = {}
         silent: dict[tuple[str, str], list[Tensor]] = {}
-        for kind, columns in made.items():
-            _, reduce, *rest = calls[kind]
-            for name, rows in columns.items():
+        for kind, relation in self._relations.items():
+            if kind not in calls:
+                continue
+            message, reduce, *rest = calls[kind]
+            if kind in at_once:
+                made = {reduce.out: at_once[kind]}
+            else:
+                made = relation.propagate(message, reduce, rest[0] if rest else None)
+            extreme = not rest and _is(reduce, cross_reducer)
+            for name, rows in made.items():
                 found.setdefault(kind[2], {}).setdefault(name, []).append(rows)
-                if not rest and _is(reduce, cross_reducer):
-                    none = self._relations[kind].in_degrees() == 0
+                if extreme:
+                    none = relation.in_degrees() == 0
                     silent.setdefault((kind[2], name), []).append(none)
         for ntype, columns in found.items():
             frame = self.frame_of(ntype)
@@ -410,28 +418,6 @@ class HeteroGraph(GraphBase):
                 frame[name] = _joined(parts, cross_reducer, quiet)
             if apply_node_func is not None:
                 apply_nodes(frame, apply_node_func)
-
-    def _updated(
-        self, calls: Mapping[EdgeType, tuple[Any, ...]]
-    ) -> dict[EdgeType, dict[str, Tensor]]:
-        """Return what `update_all` makes along each type, in the order of `calls`;
-        what sends alike is sent at once."""
-        made: dict[EdgeType, dict[str, Tensor]] = {k: {} for k in calls}
-        waiting: dict[Hashable, list[tuple[EdgeType, Sent]]] = {}
-        for kind, (message, reduce, *rest) in calls.items():
-            relation = self._relations[kind]
-            sent = None if rest else sent_by(relation, message, reduce)
-            if sent is None:
-                made[kind] = relation.propagate(message, reduce, *rest)
-            else:
-                waiting.setdefault(sent.kind(), []).append((kind, sent))
-        for group in waiting.values():
-            relations = [self._relations[k] for k, _ in group]
-            for (kind, _), rows in zip(
-                group, send_along(relations, [s for _, s in group]), strict=True
-            ):
-                made[kind] = {calls[kind][1].out: rows}
-        return made
 
     def apply_edges(self, func: Message, edges: Any = None, etype: Any = None) -> None:
         """Run `Relation.apply_edges` on one type of edges."""
@@ -606,6 +592,8 @@ def _joined(parts: list[Tensor], how: Any, silent: list[Tensor]) -> Tensor:
     if callable(how):
         found: Tensor = how(parts)
         return found
+    if len(parts) == 1 and how != "stack":
+        return parts[0].clone()  # it may be written to, which a part of more may not
     if len(silent) != len(parts):
         return CROSS[how](torch.stack(parts))
     worst = -torch.inf if how == "max" else torch.inf

@@ -4,9 +4,8 @@ Of a mini-batch the host decides the time. What layers of the same kind send alo
 relations is put one after another, sent at once, and split again.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from hector.message.direct import Passing
 from hector.message.frame import MASK, Frame
 from hector.message.functions import PureCall, ReduceFunction
 from hector.message.relation import Relation
-from hector.message.traced import FUSED, TRACE_ERRORS
+from hector.message.traced import FUSED
 
 
 class Sent(NamedTuple):
@@ -44,60 +43,38 @@ def may_join(r: Relation) -> bool:
     return r.sampled and MASK not in r.edata
 
 
-def sent_by(r: Relation, message: Any, reduce: Any) -> Sent | None:
+def sent_by(r: Relation, message: Any, reduce: Any, apply: Any = None) -> Sent | None:
     """Return what `update_all` of a pure function sends, None where it is to be called
-    by itself. Functions whose programs differ in the names of features alone send
-    alike."""
-    if not (may_join(r) and isinstance(message, PureCall)):
+    by itself. Where programs differ in their inputs' names alone, the first one's names
+    are those of all."""
+    if not (isinstance(message, PureCall) and isinstance(reduce, ReduceFunction)):
         return None
-    if not isinstance(reduce, ReduceFunction) or reduce.reducer not in FUSED:
+    if apply is not None or reduce.reducer not in FUSED or not may_join(r):
         return None
-    try:
-        found = r.sendable(message, reduce)
-    except TRACE_ERRORS:
-        return None
+    found = r.sendable((message, reduce, None))
     if found is None:
         return None
-    facts, sources, ends = found
-    along = _Along(message, reduce, sources, ends)
-    given = {str(i): r.srcdata[name] for i, name in enumerate(sources)}
-    rows = {str(i): r.dstdata[name] for i, name in enumerate(ends)}
-    return Sent(along, facts, given, rows)
+    first, sources, ends = found
+    if not first:
+        parts = message, replace(reduce, out="out"), None
+        first += Passing(lambda: parts), sources, ends
+    given = {n: r.srcdata[own] for n, own in zip(first[1], sources, strict=True)}
+    rows = {n: r.dstdata[own] for n, own in zip(first[2], ends, strict=True)}
+    return Sent(first[0], first[0], given, rows)
 
 
-class _Along(NamedTuple):
-    """Sends rows in the order of the names that functions read them by."""
-
-    message: PureCall
-    reduce: ReduceFunction
-    sources: list[str]
-    ends: list[str]
-
-    def __call__(
-        self, r: Relation, sources: dict[str, Tensor], ends: dict[str, Tensor]
-    ) -> Tensor:
-        passing = _passing(_Parts(self.message, self.reduce))
-        first = dict(zip(self.sources, sources.values(), strict=True))
-        return passing(r, first, dict(zip(self.ends, ends.values(), strict=True)))
-
-
-class _Parts:
-    """A message and a reduce function, equal to others that send the same."""
-
-    def __init__(self, message: PureCall, reduce: ReduceFunction) -> None:
-        self.parts = message, replace(reduce, out="out"), None
-        self._facts = message.facts, reduce
-
-    def __hash__(self) -> int:
-        return hash(self._facts)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Parts) and self._facts == other._facts
-
-
-@lru_cache(maxsize=256)
-def _passing(parts: _Parts) -> Passing:
-    return Passing(lambda: parts.parts)
+def send_all(calls: Iterable[tuple[Any, Relation, Sent]]) -> dict[Any, Any]:
+    """Return by name what arrives of (name, edges, what is sent); what is of one kind
+    is sent at once."""
+    groups: dict[Hashable, list[tuple[Any, Relation, Sent]]] = {}
+    for name, r, sent in calls:
+        kind = name if sent.facts is None else sent.kind()
+        groups.setdefault(kind, []).append((name, r, sent))
+    found: dict[Any, Any] = {}
+    for group in groups.values():
+        names, relations, parts = zip(*group, strict=True)
+        found |= zip(names, send_along(relations, parts), strict=True)
+    return found
 
 
 def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[Any]:
@@ -125,8 +102,8 @@ def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[
     targets = list(accumulate(sizes, initial=0))
     whole = edges_in_a_row(
         relations,
-        Places(tuple([(begin[i], 1) for i in shared]), begin[-1]),
-        Places(tuple([(i, 1) for i in targets[:-1]]), targets[-1]),
+        (tuple([(begin[i], 1) for i in shared]), begin[-1]),
+        (tuple([(i, 1) for i in targets[:-1]]), targets[-1]),
     )
     found: Sequence[Any] = first.along(whole, sources, ends).split(sizes)
     return found
@@ -147,43 +124,37 @@ def as_features(
     return along
 
 
-class Places(NamedTuple):
-    """Where the rows of one end of several relations lie."""
-
-    rows: tuple[tuple[int, int], ...]
-    """Of each relation, the place of row 0, and from one row to the next."""
-    count: int
-    """Of all rows."""
+Places = tuple[tuple[tuple[int, int], ...], int]
+"""Of the rows of one end of several relations: of each the place of row 0 and from one
+row to the next, and how many all are."""
 
 
 def edges_in_a_row(
     relations: Sequence[Relation], sources: Places, ends: Places
 ) -> Relation:
-    """Return the edges of all relations, made once for edges as they are."""
+    """Return the edges of all relations between rows at these places, made once for
+    edges as they are."""
     edges = [r.now() for r in relations]
-    key = (joined_edges, sources, ends, *edges[1:])
-    found: Relation = edges[0].kept(key, lambda: joined_edges(relations, sources, ends))
+    key = (edges_in_a_row, sources, ends, *edges[1:])
+    found: Relation = edges[0].kept(key, lambda: _joined(relations, sources, ends))
     return found
 
 
-def joined_edges(
-    relations: Sequence[Relation], sources: Places, ends: Places
-) -> Relation:
-    """Return the edges of all relations in a row, between rows at these places."""
+def _joined(relations: Sequence[Relation], sources: Places, ends: Places) -> Relation:
     edges, device = [r.now() for r in relations], relations[0].device
     counts = [r.num_edges() for r in relations]
     owner = torch.arange(len(counts), device=device).repeat_interleave(
         offsets(counts, device).diff(), output_size=sum(counts)
     )
     froms = [
-        (*p, r.num_src_nodes()) for p, r in zip(sources.rows, relations, strict=True)
+        (*p, r.num_src_nodes()) for p, r in zip(sources[0], relations, strict=True)
     ]
-    tos = [(*p, r.num_dst_nodes()) for p, r in zip(ends.rows, relations, strict=True)]
+    tos = [(*p, r.num_dst_nodes()) for p, r in zip(ends[0], relations, strict=True)]
     made = (
         _moved([e.src for e in edges], owner, froms),
         _moved([e.dst for e in edges], owner, tos),
     )
-    frames = Frame(sources.count, device, "node"), Frame(ends.count, device, "node")
+    frames = Frame(sources[1], device, "node"), Frame(ends[1], device, "node")
     return Relation(made, frames, sampled=True, programs=relations[0].programs)
 
 

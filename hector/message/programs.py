@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -55,8 +55,8 @@ class Known:
     """Position among the functions' tensors, and dropped axes, of each input."""
     names: tuple[str, ...]
     """Of the results."""
-    alike: Facts
-    """Equal for programs that differ in their inputs' names alone."""
+    alike: list[Any]
+    """One list for all programs that differ in their inputs' names alone."""
 
 
 class PassProgram(NamedTuple):
@@ -82,7 +82,7 @@ class Programs:
         self.options, self.capacity = options or Options(), capacity
         self._made: OrderedDict[Facts, CompiledPass] = OrderedDict()
         self._pure: OrderedDict[Facts, list[Known]] = OrderedDict()
-        self._alike: dict[Facts, Facts] = {}
+        self._alike: dict[Facts, list[Any]] = {}
 
     def __len__(self) -> int:
         return len(self._made)
@@ -95,11 +95,11 @@ class Programs:
             self._pure.popitem(last=False)
         return found
 
-    def alike(self, facts: Facts) -> Facts:
-        """Return the one object of equal facts, which is compared at once."""
+    def alike(self, facts: Facts) -> list[Any]:
+        """Return the list of equal facts."""
         if len(self._alike) >= self.capacity:
             self._alike.clear()
-        return self._alike.setdefault(facts, facts)
+        return self._alike.setdefault(facts, [])
 
     def run(
         self,

@@ -612,23 +612,21 @@ class Relation:
         return PassProgram(made.compiled, names, known.captured), inputs
 
     def sendable(
-        self, message: PureCall, reduce: ReduceFunction
-    ) -> tuple[Facts, list[str], list[str]] | None:
-        """Return what `update_all` of these depends on besides the rows of sources and
-        destinations, and the names of both; None where it reads anything else.
-
-        Raises one of TRACE_ERRORS where messages are to be in memory.
-        """
-        parts = (message, reduce, None)
-        known, tensors = self._known(parts, lambda t: self._whole(t, *parts))
-        sides = [side for side, _, _ in known.reads]
-        if tensors or Side.EDGE in sides or not self.two_sided:
+        self, parts: tuple[PureCall, ReduceFunction, None]
+    ) -> tuple[list[Any], list[str], list[str]] | None:
+        """Return `Known.alike` of `update_all`, and the names that it reads of sources
+        and of destinations; None where it reads anything else, or has messages in
+        memory."""
+        try:
+            known, tensors = self._known(parts, lambda t: self._whole(t, *parts))
+        except TRACE_ERRORS:
             return None
-        sources, ends = (
-            [name for side, name, _ in known.reads if side is wanted]
-            for wanted in (Side.SOURCE, Side.DESTINATION)
-        )
-        return known.alike, sources, ends
+        names: dict[Side, list[str]] = {}
+        for side, name, _ in known.reads:
+            names.setdefault(side, []).append(name)
+        if tensors or Side.EDGE in names or not self.two_sided:
+            return None
+        return known.alike, names.get(Side.SOURCE, []), names.get(Side.DESTINATION, [])
 
     def _building(self, call: TraceCall) -> Callable[[], tuple[Trace, Sequence[Sym]]]:
         def build() -> tuple[Trace, list[Sym]]:
@@ -686,7 +684,7 @@ class Relation:
                     n: (places[id(t)], d) for n, (t, d) in trace.captured.items()
                 },
                 names=tuple(made),
-                alike=self.programs.alike(_alike(trace, made)),
+                alike=self.programs.alike(_key(trace, made, named=False)),
             )
             traces.append(known)
             del traces[:-MAX_TRACES]
@@ -1212,20 +1210,15 @@ MAX_TRACES = 8
 """Traces of one pure function that differ in their features' shapes."""
 
 
-def _key(trace: Trace, made: Mapping[str, Rows]) -> Facts:
+def _key(trace: Trace, made: Mapping[str, Rows], named: bool = True) -> Facts:
+    """Return what a program is found by. Not `named`: inputs are known by their places
+    and by whose they are."""
     ends = tuple((r.sym.node.serial, r.sym.rank) for r in made.values())
-    return Facts(("traced", trace.builder.signature(), ends))
-
-
-def _alike(trace: Trace, made: Mapping[str, Rows]) -> Facts:
-    """Return the facts of `_key` without the features' names: each input is one node,
-    known by its place."""
-    nodes = [
-        (*key[:3], key[3][0][1][0]) if key[0] is Op.INPUT else key
-        for key in trace.builder.signature()
-    ]
-    ends = tuple((r.sym.node.serial, r.sym.rank) for r in made.values())
-    return Facts((tuple(nodes), ends))
+    nodes: Any = trace.builder.signature()
+    if not named:
+        last = [k[3][0][1][0] if k[0] is Op.INPUT else k[3] for k in nodes]
+        nodes = tuple([(*k[:3], n) for k, n in zip(nodes, last, strict=True)])
+    return Facts(("traced", nodes, ends))
 
 
 def _without(tensor: Tensor, axes: int) -> Tensor:

@@ -7,16 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hector.message.joined import Places, edges_in_a_row
+from hector.message.hetero import EdgeType
+from hector.message.joined import edges_in_a_row
 from hector.message.layers import attending
-from hector.message.nn.convs import GATConv, GraphConv, SAGEConv, check_degrees
+from hector.message.nn.convs import GATConv, GraphConv, SAGEConv
 from hector.message.relation import Relation
 from hector.message.sums import PLAIN
 from hector.precision import is_product, plainly_called
 
 
 def sum_of_layers(
-    layers: Sequence[Any], own: Tensor, near: Sequence[Tensor]
+    layers: Sequence[Any], own: Tensor, near: list[Tensor]
 ) -> Tensor | None:
     """Return the sum of what layers of one class make of what arrived at the
     destinations, whose rows are `own`; None where they are to be called one by one."""
@@ -27,7 +28,7 @@ def sum_of_layers(
 
 
 def _convolutions(
-    layers: Sequence[Any], _: Tensor, near: Sequence[Tensor]
+    layers: Sequence[Any], _: Tensor, near: list[Tensor]
 ) -> Tensor | None:
     """Multiply the rows of all layers, side by side, by their matrices."""
     matrices = [layer.weight for layer in layers]
@@ -37,12 +38,12 @@ def _convolutions(
         narrows = matrix.shape[0] > matrix.shape[1]  # then multiplied already
         if narrows or matrix.shape[1] != matrices[0].shape[1]:
             return None
-    out = torch.cat(tuple(near), 1) @ torch.cat(matrices)
+    out = torch.cat(near, 1) @ torch.cat(matrices)
     bias = _total([layer.bias for layer in layers])
     return out if bias is None else out + bias
 
 
-def _sage(layers: Sequence[Any], own: Tensor, near: Sequence[Tensor]) -> Tensor | None:
+def _sage(layers: Sequence[Any], own: Tensor, near: list[Tensor]) -> Tensor | None:
     """Multiply the rows of all layers, side by side, by their matrices, and the nodes'
     own by the matrices' sum."""
     pairs = [(layer.fc_neigh, layer.fc_self) for layer in layers]
@@ -57,25 +58,20 @@ def _sage(layers: Sequence[Any], own: Tensor, near: Sequence[Tensor]) -> Tensor 
     matrix = torch.stack([mine.weight for _, mine in pairs]).sum(0)
     made = F.linear(own, matrix, _total([mine.bias for _, mine in pairs]))
     if first:
-        return made + torch.stack(tuple(near)).sum(0)
+        return made + torch.stack(near).sum(0)
     whole = torch.cat([neighbour.weight for neighbour, _ in pairs], 1)
-    return torch.addmm(made, torch.cat(tuple(near), 1), whole.t())
+    return torch.addmm(made, torch.cat(near, 1), whole.t())
 
 
-def _attention(
-    layers: Sequence[Any], own: Tensor, near: Sequence[Tensor]
-) -> Tensor | None:
+def _attention(layers: Sequence[Any], own: Tensor, near: list[Tensor]) -> Tensor | None:
     """Add up, and then the layers' numbers."""
     heads = layers[0].heads
     for layer in layers:
         if layer.res_fc is not None or layer.heads != heads:
             return None
-    if isinstance(near, Arrived):
-        out = near.rows.sum(1)
-    elif any(rows.shape != near[0].shape for rows in near):
+    if any(rows.shape != near[0].shape for rows in near):
         return None
-    else:
-        out = torch.stack(tuple(near)).sum(0)
+    out = torch.stack(near).sum(0)
     bias = _total([layer.bias for layer in layers])
     return out if bias is None else out + bias.view(1, heads, -1)
 
@@ -102,136 +98,89 @@ def _total(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.stack(there).sum(0)
 
 
-Call = tuple[tuple[str, str, str], Any, Relation, tuple[Tensor, Tensor]]
+Call = tuple[EdgeType, Any, Relation, tuple[Tensor, Tensor]]
 """A layer along a relation: its type, the layer, its edges, rows of both ends."""
 
 
-class Arrived(Sequence[Tensor]):
-    """What arrives along several relations, the last ones without edges."""
-
-    def __init__(self, rows: Tensor, count: int) -> None:
-        """`rows`: [destinations, relations with edges, ...]."""
-        self.rows, self.count = rows, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, i: Any) -> Any:
-        if i >= self.count:
-            raise IndexError(i)
-        there = i < self.rows.shape[1]
-        return self.rows.narrow(1, i if there else 0, int(there)).sum(1)
-
-
-def attended(calls: Sequence[Call]) -> list[tuple[list[Call], Arrived]] | None:
-    """Return calls of `GATConv`s, those to one type of destinations together, and what
-    arrives there. None where each is to send by itself.
+def attended(calls: Sequence[Call]) -> dict[EdgeType, Tensor] | None:
+    """Return what arrives at the ends of `GATConv`s' calls, by relation. None where
+    each is to send by itself.
 
     The rows of a type are multiplied once by the matrices of all relations from it,
     side by side: row i of relation j of n is row i * n + j. Scores are linear in the
     rows as well.
     """
     by_source: dict[str, list[Call]] = {}
+    by_end: dict[str, list[int]] = {}
     rest: list[Call] = []
     for c in calls:
-        group = by_source.setdefault(c[0][0], []) if c[2].num_edges() else rest
-        group.append(c)
+        (by_source.setdefault(c[0][0], []) if c[2].num_edges() else rest).append(c)
     used = [c for group in by_source.values() for c in group]
     numbers = _numbers([*used, *rest]) if len(used) > 1 else None
     if numbers is None:
         return None
-    weights, attention, slope = numbers
-    matrix, sides = torch.cat(weights), torch.cat(attention)
+    matrix, sides = map(torch.cat, numbers)
     _, heads, width = sides.shape
-    columns = torch.matmul(
-        sides.view(-1, 2, heads, width).transpose(1, 2),
-        matrix.view(-1, heads, width, matrix.shape[1]),
-    )
-    left, right = columns.unbind(2)
+    pairs = sides.view(-1, 2, heads, width).transpose(1, 2)
+    left, right = (pairs @ matrix.view(-1, heads, width, matrix.shape[1])).unbind(2)
     sizes = [len(group) * heads for group in (*by_source.values(), rest)]
     lefts = left.reshape(-1, matrix.shape[1]).split(sizes)
     matrices = matrix.split([n * width for n in sizes])
-    h, scores, froms, begin = [], [], [], 0
+    h, scores, rights, each = [], [], [], right.unbind(0)
+    froms, tos, begin, end = [], [(0, 0)] * len(used), 0, 0
     for i, group in enumerate(by_source.values()):
         x, many = group[0][3][0], len(group)
+        group[0][2].srcdata.check("h", x)
         h.append(F.linear(x, matrices[i]).view(-1, heads, width))
         scores.append(F.linear(x, lefts[i]).view(-1, heads, 1))
         froms += [(begin + j, many) for j in range(many)]
         begin += x.shape[0] * many
-    by_end: dict[str, list[int]] = {}
     for i, c in enumerate(used):
         by_end.setdefault(c[0][2], []).append(i)
-    rights, each, tos, end = [], right.unbind(0), [(0, 0)] * len(used), 0
     for places in by_end.values():
-        own, many = used[places[0]][3][1], len(places)
+        (_, _, r, (_, own)), many = used[places[0]], len(places)
+        r.dstdata.check("h", own)
         columns = torch.cat([each[i] for i in places])
         rights.append(F.linear(own, columns).view(-1, heads, 1))
         for j, i in enumerate(places):
             tos[i] = end + j, many
         end += own.shape[0] * many
-    relations = [c[2] for c in used]
-    sources, ends = Places(tuple(froms), begin), Places(tuple(tos), end)
-    whole = edges_in_a_row(relations, sources, ends)
+    whole = edges_in_a_row(
+        [c[2] for c in used], (tuple(froms), begin), (tuple(tos), end)
+    )
     rows = {"h": torch.cat(h), "left": torch.cat(scores)}
-    near = attending(slope)(whole, rows, {"right": torch.cat(rights)})
+    near = attending(used[0][1].slope)(whole, rows, {"right": torch.cat(rights)})
+    found = {c[0]: near.new_zeros(c[2].num_dst_nodes(), heads, width) for c in rest}
     parts = near.split([t.shape[0] for t in rights])
-    found = {
-        n: ([used[i] for i in places], t.view(-1, len(places), heads, width))
-        for (n, places), t in zip(by_end.items(), parts, strict=True)
-    }
-    for c in rest:
-        none = near.new_zeros(c[3][1].shape[0], 0, heads, width)
-        found.setdefault(c[0][2], ([], none))[0].append(c)
-    return [(group, Arrived(t, len(group))) for group, t in found.values()]
+    for places, part in zip(by_end.values(), parts, strict=True):
+        each = part.view(-1, len(places), heads, width).unbind(1)
+        found |= zip([used[i][0] for i in places], each, strict=True)
+    return found
 
 
-def _numbers(
-    calls: Sequence[Call],
-) -> tuple[list[Tensor], list[Tensor], float] | None:
-    """Return the layers' matrices, their vectors of both ends in turn, and their slope;
-    None unless they may share products: plain ones of one shape and dtype, without
-    dropout."""
-    _, first, _, (rows, _) = calls[0]
-    shape, slope = first.attn_l.shape, first.slope
-    size = torch.Size((shape.numel(), rows.shape[-1]))
-    weights, attention, products = [], [], []
-    for _, layer, relation, _ in calls:
-        if not layer.allow_zero_in_degree:
-            check_degrees(relation, False)
-        fc, drop = layer._modules.get("fc"), layer._modules["feat_drop"]
-        dropped = drop.p or (layer.training and layer._modules["attn_drop"].p)
-        if type(fc) is not nn.Linear or fc.bias is not None or dropped:
+def _numbers(calls: Sequence[Call]) -> tuple[list[Tensor], list[Tensor]] | None:
+    """Return the layers' matrices, and their vectors of both ends in turn; None unless
+    they may share products: plain ones of one shape and dtype, without dropout."""
+    _, first, _, (like, _) = calls[0]
+    shape, width = first.attn_l.shape, like.shape[1:]
+    weights: list[Tensor] = []
+    attention: list[Tensor] = []
+    for _, layer, _, _ in calls:
+        fc, modules = layer._modules.get("fc"), layer._modules
+        dropped = modules["feat_drop"].p or (layer.training and modules["attn_drop"].p)
+        if dropped or layer.slope != first.slope or not layer.allow_zero_in_degree:
             return None
-        own = layer._parameters
-        sides = own.get("attn_l"), own.get("attn_r")
-        if sides[0] is None or sides[1] is None:  # of a replica
-            sides = layer.attn_l, layer.attn_r
-        if layer.slope != slope or fc.weight.shape != size:
-            return None
-        if not sides[0].shape == sides[1].shape == shape:
+        if type(fc) is not nn.Linear or fc.bias is not None or not plainly_called(fc):
             return None
         weights.append(fc.weight)
-        attention += sides
-        products.append(fc)
-    dtypes = {t.dtype for t in (*weights, *attention)}
-    if dtypes == {rows.dtype} and _are_alike(calls) and plainly_called(*products):
-        return weights, attention, slope
-    return None
-
-
-def _are_alike(calls: Sequence[Call]) -> bool:
-    """Whether rows of all ends are matrices of one dtype and width, which products
-    leave.
-
-    Raises:
-        ValueError: another number of rows than an end has, or on another device.
-    """
-    first = calls[0][3][0]
-    dtype, width = first.dtype, first.shape[-1]
-    for _, _, relation, feat in calls:
-        for t, frame in zip(feat, (relation.srcdata, relation.dstdata), strict=True):
-            if t.dtype is not dtype or t.dim() != 2 or t.shape[1] != width:
-                return False
-            if t.shape[0] != frame.num_rows or t.device != frame.device:
-                frame.check("h", t)
-    return dtype in PLAIN and not torch.is_autocast_enabled(first.device.type)
+        attention += layer.attn_l, layer.attn_r
+    rows = [t for _, _, _, feat in calls for t in feat]
+    if {t.shape for t in weights} != {(shape.numel(), *width)}:
+        return None
+    if {t.shape for t in attention} != {shape} or {t.shape[1:] for t in rows} != {
+        width
+    }:
+        return None
+    plain = like.dtype in PLAIN and not torch.is_autocast_enabled(like.device.type)
+    same = {t.dtype for t in (*weights, *attention, *rows)} == {like.dtype}
+    return (weights, attention) if plain and same else None

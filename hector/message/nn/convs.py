@@ -388,16 +388,10 @@ class GATConv(_Sender, ExpectsEdges):
             same = own == width
             self.res_fc = nn.Identity() if same else nn.Linear(own, width, bias=False)
 
-    @property
-    def fc_src(self) -> Any:
-        """Return the matrix of sources; one of both ends is `fc` in the state, as DGL
-        names it."""
-        return self._modules.get("fc") or self._modules["fc_src"]
-
-    @property
-    def fc_dst(self) -> Any:
-        """Return the matrix of destinations."""
-        return self._modules.get("fc") or self._modules["fc_dst"]
+    def __getattr__(self, name: str) -> Any:
+        # One matrix of both ends is `fc` in the state, as DGL names it.
+        shared = name in ("fc_src", "fc_dst") and "fc" in self._modules
+        return super().__getattr__("fc" if shared else name)
 
     @untraced
     def forward(

@@ -1,15 +1,15 @@
 """Layers by relation, with DGL's arguments."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hector.message.hetero import CROSS, HeteroGraph
-from hector.message.joined import Sent, may_join, send_along
-from hector.message.nn.added import Arrived, Call, attended, sum_of_layers
+from hector.message.joined import may_join, send_all
+from hector.message.nn.added import Call, attended, sum_of_layers
 from hector.message.nn.convs import GATConv, GraphConv, SAGEConv
 from hector.precision import plainly_called
 from hector.tracing import untraced
@@ -60,7 +60,7 @@ class HeteroGraphConv(nn.Module):
             if g.is_block:
                 ends = {n: x[: g.num_dst_nodes(n)] for n, x in inputs.items()}
         made: dict[Any, Tensor] = {}
-        ready: list[Call] = []
+        ready: dict[str, list[Call]] = {}
         for kind in g.canonical_etypes:
             start, name, end = kind
             if start not in sources or end not in ends:
@@ -72,32 +72,33 @@ class HeteroGraphConv(nn.Module):
             alone = more or named or type(layer) not in (GraphConv, SAGEConv, GATConv)
             if alone or not (may_join(r) and plainly_called(layer)):
                 made[kind] = layer(r, feat, *more, **named)
-            else:
-                ready.append((kind, layer, r, feat))
+                continue
+            drop = layer._modules.get("feat_drop")
+            if drop is not None and drop.p:
+                feat = layer.enters(feat)
+            ready.setdefault(end, []).append((kind, layer, r, feat))
+        near = _arrived([c for calls in ready.values() for c in calls])
         sums: dict[str, Tensor] = {}
         senders = Counter([end for _, _, end in g.canonical_etypes])
-        for calls, near in _arrived(ready):
-            end = calls[0][0][2]
-            whole = self._added(calls, near, senders[end])
+        for end, calls in ready.items():
+            whole = self._added(calls, [near[c[0]] for c in calls], senders[end])
             if whole is not None:
                 sums[end] = whole
-                continue
-            for (kind, sender, r, feat), rows in zip(calls, near, strict=True):
-                made[kind] = sender.makes(r, feat, rows)
+            else:
+                made |= {k: layer.makes(r, x, near[k]) for k, layer, r, x in calls}
         return self._joined(g, made, sums)
 
     def _added(
-        self, calls: list[Call], near: Sequence[Tensor], count: int
+        self, calls: list[Call], near: list[Tensor], count: int
     ) -> Tensor | None:
         """Return the sum, or mean, for a type of destinations if these layers are all
         `count` that send to it; None where they are to make their results one by
         one."""
-        single = count == 1 and not isinstance(near, Arrived)
-        if self.aggregate not in ("sum", "mean") or single or len(calls) != count:
+        if self.aggregate not in ("sum", "mean") or not 1 < len(calls) == count:
             return None
-        own = calls[0][3][1]
-        for _, _, _, feat in calls:
-            if feat[1] is not own:
+        own, dtype = calls[0][3][1], near[0].dtype
+        for (_, _, _, feat), rows in zip(calls, near, strict=True):
+            if feat[1] is not own or rows.dtype is not dtype:
                 return None
         out = sum_of_layers([layer for _, layer, _, _ in calls], own, near)
         if out is None or self.aggregate == "sum":
@@ -136,28 +137,9 @@ class HeteroGraphConv(nn.Module):
         return CROSS[self.aggregate](torch.stack(parts))
 
 
-def _arrived(calls: list[Call]) -> Iterator[tuple[list[Call], Sequence[Tensor]]]:
-    """Yield layers' calls along relations to one type of destinations, and what arrives
-    there along each."""
+def _arrived(calls: list[Call]) -> dict[Any, Tensor]:
+    """Return what arrives along each relation."""
     heads = [c for c in calls if type(c[1]) is GATConv]
-    at_once = attended(heads) if heads else None
-    if at_once is not None:
-        yield from at_once
-        calls = [c for c in calls if type(c[1]) is not GATConv]
-    waiting: dict[Hashable, tuple[list[Call], list[Sent]]] = {}
-    for kind, layer, r, given in calls:
-        feat = layer.enters(given)
-        sent = layer.sends(r, feat)
-        group = waiting.setdefault(
-            kind if sent.facts is None else sent.kind(), ([], [])
-        )
-        group[0].append((kind, layer, r, feat))
-        group[1].append(sent)
-    for group in waiting.values():
-        found = send_along([c[2] for c in group[0]], group[1])
-        by_end: dict[str, tuple[list[Call], list[Tensor]]] = {}
-        for call, rows in zip(group[0], found, strict=True):
-            to, near = by_end.setdefault(call[0][2], ([], []))
-            to.append(call)
-            near.append(rows)
-        yield from by_end.values()
+    found = (attended(heads) if heads else None) or {}
+    left = [(k, r, layer.sends(r, x)) for k, layer, r, x in calls if k not in found]
+    return found | send_all(left)

@@ -337,6 +337,11 @@ def _times(e: Any, key: str, factor: Tensor) -> dict[str, Any]:
 
 
 @fn.pure
+def _scaled(e: Any, key: str, factor: float) -> dict[str, Any]:
+    return {"m": e.src[key] * factor}
+
+
+@fn.pure
 def _in_memory(e: Any, key: str) -> dict[str, Any]:
     return {"m": e.src[key].cumsum(0)}
 
@@ -351,6 +356,7 @@ MESSAGES: dict[str, tuple[list[Any], int]] = {
         [_attend(f"k_{r}", f"v_{r}", "mul" if r < "t" else "add") for r in "rstu"],
         2,
     ),
+    "another number": ([_scaled(f"k_{r}", 2.0 + (r > "s")) for r in "rstu"], 2),
     "edges": ([_of_edges(), *(_attend(f"k_{r}", f"v_{r}") for r in "stu")], 1),
     "tensors": (
         [_times(f"k_{r}", torch.full((), 2.0 + i)) for i, r in enumerate("rstu")],
@@ -403,3 +409,16 @@ def test_pure_messages_are_sent_at_once(name: str, cross: str, sums: list[int]) 
         grads.append(torch.autograd.grad(total, inputs, **options))
     for mine, other in zip(*grads, strict=True):
         torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("cross", ["max", "sum"])
+def test_what_arrives_may_be_written_to(cross: str) -> None:
+    g, x = block(), torch.randn(SOURCES["a"], 3, requires_grad=True)
+    g["r"].srcdata["k_r"] = x
+    for kinds in ("r", "rs"):
+        calls = {r: (_scaled("k_r", 2.0), fn.sum("m", "o")) for r in kinds}
+        g.multi_update_all(calls, cross)
+        out = g.dstnodes["a"].data["o"]
+        want = out.detach().relu()
+        torch.testing.assert_close(out.relu_(), want)
+        out.sum().backward()
