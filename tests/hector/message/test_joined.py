@@ -213,7 +213,7 @@ def _pairs(conv: Any) -> None:
 
 
 def _other_slope(conv: Any) -> None:
-    conv.mods["s"].slope = 0.4
+    conv.mods["t"].slope = 0.4
 
 
 def _no_bias(conv: Any) -> None:
