@@ -43,6 +43,11 @@ def may_join(r: Relation) -> bool:
     return r.sampled and MASK not in r.edata
 
 
+ONE_BY_ONE = ("cpu",)
+"""Types of devices that run functions of messages relation by relation: caches hold
+the rows of one, and the host's time is little of a step."""
+
+
 def sent_by(r: Relation, message: Any, reduce: Any, apply: Any = None) -> Sent | None:
     """Return what `update_all` of a pure function sends, None where it is to be called
     by itself. Where programs differ in their inputs' names alone, the first one's names
@@ -50,6 +55,8 @@ def sent_by(r: Relation, message: Any, reduce: Any, apply: Any = None) -> Sent |
     if not (isinstance(message, PureCall) and isinstance(reduce, ReduceFunction)):
         return None
     if apply is not None or reduce.reducer not in FUSED or not may_join(r):
+        return None
+    if r.device.type in ONE_BY_ONE:
         return None
     found = r.sendable((message, reduce, None))
     if found is None:

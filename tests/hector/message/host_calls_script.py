@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hector import HeteroGraph, message
 from hector.graph_cache import state_of
-from hector.message import edges, layers, relation, sums
+from hector.message import edges, joined, layers, relation, sums
 from hector.message import functions as fn
 from hector.message import nn as dglnn
 from hector.nn import HGTConv, RGATConv, RGCNConv
@@ -60,6 +60,7 @@ def as_on_a_gpu() -> None:
         (edges.Edges, "__init__", of_edges),
         *((module, "sum_rows", nothing) for module in (layers, sums)),
         (relation, "plain_sum", nothing),
+        (joined, "ONE_BY_ONE", ()),
     ]
     for owner, name, value in changes:
         setattr(owner, name, value)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hector.message import HeteroGraph
+from hector.message import HeteroGraph, joined
 from hector.message import functions as fn
 from hector.message import nn as dglnn
 from hector.message.frame import EdgeFrame, Frame
@@ -366,6 +366,12 @@ MESSAGES: dict[str, tuple[list[Any], int]] = {
 }
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "ONE_BY_ONE", ())
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("cross", ["sum", "mean", "max", "stack"])
 @pytest.mark.parametrize("name", MESSAGES)
 def test_pure_messages_are_sent_at_once(name: str, cross: str, sums: list[int]) -> None:
@@ -411,6 +417,7 @@ def test_pure_messages_are_sent_at_once(name: str, cross: str, sums: list[int]) 
         torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("cross", ["max", "sum"])
 def test_what_arrives_may_be_written_to(cross: str) -> None:
     g, x = block(), torch.randn(SOURCES["a"], 3, requires_grad=True)
