@@ -312,6 +312,15 @@ def test_attention_under_transforms_and_autocast() -> None:
         torch.testing.assert_close(mine[n], other[n])
 
 
+def test_attention_of_given_parameters() -> None:
+    conv, g, h = layers_of("gat alone"), block(), rows()
+    given = {k: p.detach() * 1.5 for k, p in conv.named_parameters()}
+    got = torch.func.functional_call(conv, given, (g, h))
+    conv.load_state_dict(given)
+    for n, want in one_by_one(conv, g, h).items():
+        torch.testing.assert_close(got[n], want)
+
+
 def test_rows_of_attention_are_checked() -> None:
     h = rows()
     h["a"], h["b"] = h["a"][:-1], torch.cat((h["b"], h["b"][:1]))
