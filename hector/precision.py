@@ -7,6 +7,7 @@ compiled program compute in float32 and round once, at the end. Sums of many row
 accumulated in float64.
 """
 
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -57,26 +58,33 @@ def entering(x: Tensor, weights: Tensor | nn.Module) -> tuple[Tensor, torch.dtyp
     return (wide(x) if dtype in HALF else x), dtype
 
 
+_HOOKS = itemgetter(
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+)
+_GLOBAL_HOOKS = tuple(
+    getattr(nn.modules.module, f"_global_{name}_hooks")
+    for name in ("forward", "forward_pre", "backward", "backward_pre")
+)
+"""As `nn.modules.module._has_any_global_hook` reads them, without a Python call."""
+
+
 def is_altered(module: nn.Module) -> bool:
     """Return whether a module has hooks or a forward of its own, beside its class's.
     Pruning and old norms of weights are hooks; parametrizations are not."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-    )
+    own = module.__dict__
+    return any(_HOOKS(own)) or "forward" in own
 
 
-def plainly_called(module: nn.Module) -> bool:
-    """Return whether to call a module is to run its class's forward, and nothing
-    else."""
-    return not (
-        is_altered(module)
-        or module._compiled_call_impl is not None
-        or nn.modules.module._has_any_global_hook()
-    )
+def plainly_called(*modules: nn.Module) -> bool:
+    """Return whether to call any of the modules is to run its class's forward, and
+    nothing else."""
+    for module in modules:
+        own = module.__dict__
+        if any(_HOOKS(own)) or "forward" in own:
+            return False
+        if module._compiled_call_impl is not None:
+            return False
+    return not any(_GLOBAL_HOOKS)
 
 
 def is_product(module: nn.Module) -> bool:
@@ -87,10 +95,11 @@ def is_product(module: nn.Module) -> bool:
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
     """`module(x)`; a plain `nn.Linear` in half precision is computed wide."""
-    if x.dtype not in HALF and is_product(module):
-        # mypy does not know what `is_product` tells.
-        weight: Any = module.weight
-        bias: Any = module.bias
+    if x.dtype not in HALF and type(module) is nn.Linear and plainly_called(module):
+        weight: Any = module._parameters.get("weight")
+        bias: Any = module._parameters.get("bias")
+        if weight is None:  # of a replica
+            weight, bias = module.weight, module.bias
         if weight.dtype in HALF:
             weight = wide(weight)
         if bias is not None and bias.dtype in HALF:

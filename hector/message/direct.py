@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hector.message.frame import MASK
 from hector.message.functions import PureCall, ReduceFunction, copy_u
-from hector.message.relation import Apply, Message, Relation
+from hector.message.relation import Apply, Message, Relation, facts_of
 from hector.message.sums import sum_rows, way_of
 from hector.message.traced import TRACE_ERRORS
 from hector.runtime.ahead import arch, target_now
@@ -67,7 +67,7 @@ class Passing:
         relation, or a graph with one type of edges."""
         r = graph if isinstance(graph, Relation) else graph[None]
         given = (*sources.values(), *ends.values(), *tensors)
-        facts = [(t.dtype, t.shape, t.requires_grad, t.device) for t in given]
+        facts = map(facts_of, given)
         known = r.now().ready
         ahead = None if target_now() is None else arch()
         key = (self, torch.is_grad_enabled(), ahead, *facts)

@@ -13,6 +13,7 @@ from hector.message.base import GraphBase
 from hector.message.frame import EdgeFrame, Frame, ids_of
 from hector.message.functions import ReduceFunction, Reducer
 from hector.message.graph import Graph
+from hector.message.joined import send_all, sent_by
 from hector.message.programs import Programs
 from hector.message.relation import (
     Apply,
@@ -392,13 +393,18 @@ class HeteroGraph(GraphBase):
                 f"{cross_reducer!r}"
             )
         calls = {self.to_canonical_etype(e): c for e, c in etype_dict.items()}
+        sent = [(k, self[k], sent_by(self[k], *c)) for k, c in calls.items()]
+        at_once = send_all([(k, r, s) for k, r, s in sent if s is not None])
         found: dict[str, dict[str, list[Tensor]]] = {}
         silent: dict[tuple[str, str], list[Tensor]] = {}
         for kind, relation in self._relations.items():
             if kind not in calls:
                 continue
             message, reduce, *rest = calls[kind]
-            made = relation.propagate(message, reduce, rest[0] if rest else None)
+            if kind in at_once:
+                made = {reduce.out: at_once[kind]}
+            else:
+                made = relation.propagate(message, reduce, rest[0] if rest else None)
             extreme = not rest and _is(reduce, cross_reducer)
             for name, rows in made.items():
                 found.setdefault(kind[2], {}).setdefault(name, []).append(rows)
@@ -586,6 +592,8 @@ def _joined(parts: list[Tensor], how: Any, silent: list[Tensor]) -> Tensor:
     if callable(how):
         found: Tensor = how(parts)
         return found
+    if len(parts) == 1 and how != "stack":
+        return parts[0].clone()  # it may be written to, which a part of more may not
     if len(silent) != len(parts):
         return CROSS[how](torch.stack(parts))
     worst = -torch.inf if how == "max" else torch.inf

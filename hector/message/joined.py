@@ -4,7 +4,8 @@ Of a mini-batch the host decides the time. What layers of the same kind send alo
 relations is put one after another, sent at once, and split again.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor
 
 from hector.indexing import offsets
+from hector.message.direct import Passing
 from hector.message.frame import MASK, Frame
+from hector.message.functions import PureCall, ReduceFunction
 from hector.message.relation import Relation
+from hector.message.traced import FUSED
 
 
 class Sent(NamedTuple):
@@ -39,6 +43,47 @@ def may_join(r: Relation) -> bool:
     return r.sampled and MASK not in r.edata
 
 
+ONE_BY_ONE = ("cpu",)
+"""Types of devices that run functions of messages relation by relation: caches hold
+the rows of one, and the host's time is little of a step."""
+
+
+def sent_by(r: Relation, message: Any, reduce: Any, apply: Any = None) -> Sent | None:
+    """Return what `update_all` of a pure function sends, None where it is to be called
+    by itself. Where programs differ in their inputs' names alone, the first one's names
+    are those of all."""
+    if not (isinstance(message, PureCall) and isinstance(reduce, ReduceFunction)):
+        return None
+    if apply is not None or reduce.reducer not in FUSED or not may_join(r):
+        return None
+    if r.device.type in ONE_BY_ONE:
+        return None
+    found = r.sendable((message, reduce, None))
+    if found is None:
+        return None
+    first, sources, ends = found
+    if not first:
+        parts = message, replace(reduce, out="out"), None
+        first += Passing(lambda: parts), sources, ends
+    given = {n: r.srcdata[own] for n, own in zip(first[1], sources, strict=True)}
+    rows = {n: r.dstdata[own] for n, own in zip(first[2], ends, strict=True)}
+    return Sent(first[0], first[0], given, rows)
+
+
+def send_all(calls: Iterable[tuple[Any, Relation, Sent]]) -> dict[Any, Any]:
+    """Return by name what arrives of (name, edges, what is sent); what is of one kind
+    is sent at once."""
+    groups: dict[Hashable, list[tuple[Any, Relation, Sent]]] = {}
+    for name, r, sent in calls:
+        kind = name if sent.facts is None else sent.kind()
+        groups.setdefault(kind, []).append((name, r, sent))
+    found: dict[Any, Any] = {}
+    for group in groups.values():
+        names, relations, parts = zip(*group, strict=True)
+        found |= zip(names, send_along(relations, parts), strict=True)
+    return found
+
+
 def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[Any]:
     """Return a row a destination of each relation, for `sent` of one kind."""
     first = sent[0]
@@ -56,13 +101,17 @@ def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[
         numbers.setdefault(tuple(map(id, s.sources.values())), len(numbers))
         for s in sent
     )
-    each = [sent[shared.index(i)].sources for i in range(len(numbers))]
-    sources = {n: torch.cat([s[n] for s in each]) for n in first.sources}
+    each = [shared.index(i) for i in range(len(numbers))]
+    sources = {n: torch.cat([sent[i].sources[n] for i in each]) for n in first.sources}
     ends = {n: torch.cat([s.ends[n] for s in sent]) for n in first.ends}
-    edges = [r.now() for r in relations]
-    key = (joined_edges, shared, *edges[1:])
-    whole = edges[0].kept(key, lambda: joined_edges(relations, shared))
-    sizes = [r.num_dst_nodes() for r in relations]
+    begin = list(accumulate([relations[i].srcdata.num_rows for i in each], initial=0))
+    sizes = [r.dstdata.num_rows for r in relations]
+    targets = list(accumulate(sizes, initial=0))
+    whole = edges_in_a_row(
+        relations,
+        (tuple([(begin[i], 1) for i in shared]), begin[-1]),
+        (tuple([(i, 1) for i in targets[:-1]]), targets[-1]),
+    )
     found: Sequence[Any] = first.along(whole, sources, ends).split(sizes)
     return found
 
@@ -82,35 +131,50 @@ def as_features(
     return along
 
 
-def joined_edges(relations: Sequence[Relation], shared: Sequence[int]) -> Relation:
-    """Return the edges of all relations in a row. Destinations are those of one after
-    another; so are sources, but relations with one number in `shared` share them."""
-    groups = range(max(shared) + 1)
-    sizes = [relations[shared.index(i)].num_src_nodes() for i in groups]
-    begin = list(accumulate(sizes, initial=0))
-    targets = [r.num_dst_nodes() for r in relations]
-    firsts = list(accumulate(targets, initial=0))
+Places = tuple[tuple[tuple[int, int], ...], int]
+"""Of the rows of one end of several relations: of each the place of row 0 and from one
+row to the next, and how many all are."""
+
+
+def edges_in_a_row(
+    relations: Sequence[Relation], sources: Places, ends: Places
+) -> Relation:
+    """Return the edges of all relations between rows at these places, made once for
+    edges as they are."""
+    edges = [r.now() for r in relations]
+    key = (edges_in_a_row, sources, ends, *edges[1:])
+    found: Relation = edges[0].kept(key, lambda: _joined(relations, sources, ends))
+    return found
+
+
+def _joined(relations: Sequence[Relation], sources: Places, ends: Places) -> Relation:
     edges, device = [r.now() for r in relations], relations[0].device
     counts = [r.num_edges() for r in relations]
     owner = torch.arange(len(counts), device=device).repeat_interleave(
         offsets(counts, device).diff(), output_size=sum(counts)
     )
-    ends = (
-        _moved([e.src for e in edges], owner, [(begin[i], sizes[i]) for i in shared]),
-        _moved([e.dst for e in edges], owner, list(zip(firsts, targets, strict=False))),
+    froms = [
+        (*p, r.num_src_nodes()) for p, r in zip(sources[0], relations, strict=True)
+    ]
+    tos = [(*p, r.num_dst_nodes()) for p, r in zip(ends[0], relations, strict=True)]
+    made = (
+        _moved([e.src for e in edges], owner, froms),
+        _moved([e.dst for e in edges], owner, tos),
     )
-    frames = Frame(begin[-1], device, "node"), Frame(firsts[-1], device, "node")
-    return Relation(ends, frames, sampled=True, programs=relations[0].programs)
+    frames = Frame(sources[1], device, "node"), Frame(ends[1], device, "node")
+    return Relation(made, frames, sampled=True, programs=relations[0].programs)
 
 
-def _moved(ids: list[Tensor], owner: Tensor, rows: list[tuple[int, int]]) -> Tensor:
+def _moved(
+    ids: list[Tensor], owner: Tensor, rows: list[tuple[int, int, int]]
+) -> Tensor:
     """Return ids among all rows; those out of their own relation's are -1, which is
     out of range for all."""
     found = torch.cat(ids)
-    first, size = (
+    first, step, size = (
         offsets(part, owner.device).diff()[owner] for part in zip(*rows, strict=True)
     )
-    return torch.where((found >= 0) & (found < size), found + first, -1)
+    return torch.where((found >= 0) & (found < size), found * step + first, -1)
 
 
 def edge_softmax(

@@ -128,12 +128,13 @@ class SAGEConv(nn.Module):
 
 
 @fn.pure
-def _and_itself(n: NodeBatch, share: Tensor) -> dict[str, Tensor]:
-    return {"out": n.data["sum"] + n.data["h"] * share}
+def _and_itself(n: NodeBatch, eps: Tensor) -> dict[str, Tensor]:
+    own = n.data["h"]
+    return {"out": n.data["sum"] + (own + own * eps)}
 
 
 _isomorphic = Passing(
-    lambda share: (fn.copy_u("h", "m"), fn.sum("m", "sum"), _and_itself(share))
+    lambda eps: (fn.copy_u("h", "m"), fn.sum("m", "sum"), _and_itself(eps))
 )
 
 
@@ -150,14 +151,12 @@ class GINConv(nn.Module):
         """Return `net`'s result for x [nodes, width]."""
         eps = self.eps
         x, dtype = entering(x, eps)
-        share = wide(eps) + 1
         near = sum_rows(g, x, sums) if x.is_cpu else None
         if near is not None:
-            rows = near + x * share
+            rows = near + x * (wide(eps) + 1)
         else:
-            rows = _isomorphic(g, {"h": x}, NO_ROWS, share)
-        out: Tensor = self.net(rows.to(dtype))
-        return out
+            rows = _isomorphic(g, {"h": x}, NO_ROWS, wide(eps))
+        return linear(self.net, rows.to(dtype))
 
 
 @fn.pure

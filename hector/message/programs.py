@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -55,6 +55,8 @@ class Known:
     """Position among the functions' tensors, and dropped axes, of each input."""
     names: tuple[str, ...]
     """Of the results."""
+    alike: list[Any]
+    """One list for all programs that differ in their inputs' names alone."""
 
 
 class PassProgram(NamedTuple):
@@ -80,6 +82,7 @@ class Programs:
         self.options, self.capacity = options or Options(), capacity
         self._made: OrderedDict[Facts, CompiledPass] = OrderedDict()
         self._pure: OrderedDict[Facts, list[Known]] = OrderedDict()
+        self._alike: dict[Facts, list[Any]] = {}
 
     def __len__(self) -> int:
         return len(self._made)
@@ -91,6 +94,12 @@ class Programs:
         while len(self._pure) > self.capacity:
             self._pure.popitem(last=False)
         return found
+
+    def alike(self, facts: Facts) -> list[Any]:
+        """Return the list of equal facts."""
+        if len(self._alike) >= self.capacity:
+            self._alike.clear()
+        return self._alike.setdefault(facts, [])
 
     def run(
         self,

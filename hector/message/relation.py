@@ -22,6 +22,7 @@ from collections.abc import (
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial, reduce
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ from torch import Tensor
 from hector.frontend.values import Sym
 from hector.graph import HeteroGraph
 from hector.indexing import integers
+from hector.ir.node import Op
 from hector.ir.types import Domain
 from hector.message.batches import EdgeBatch, Features, NodeBatch
 from hector.message.eager import (
@@ -609,6 +611,23 @@ class Relation:
         inputs = self._inputs(made, known, tensors)
         return PassProgram(made.compiled, names, known.captured), inputs
 
+    def sendable(
+        self, parts: tuple[PureCall, ReduceFunction, None]
+    ) -> tuple[list[Any], list[str], list[str]] | None:
+        """Return `Known.alike` of `update_all`, and the names that it reads of sources
+        and of destinations; None where it reads anything else, or has messages in
+        memory."""
+        try:
+            known, tensors = self._known(parts, lambda t: self._whole(t, *parts))
+        except TRACE_ERRORS:
+            return None
+        names: dict[Side, list[str]] = {}
+        for side, name, _ in known.reads:
+            names.setdefault(side, []).append(name)
+        if tensors or Side.EDGE in names or not self.two_sided:
+            return None
+        return known.alike, names.get(Side.SOURCE, []), names.get(Side.DESTINATION, [])
+
     def _building(self, call: TraceCall) -> Callable[[], tuple[Trace, Sequence[Sym]]]:
         def build() -> tuple[Trace, list[Sym]]:
             again, made = self._traced(call)
@@ -665,6 +684,7 @@ class Relation:
                     n: (places[id(t)], d) for n, (t, d) in trace.captured.items()
                 },
                 names=tuple(made),
+                alike=self.programs.alike(_key(trace, made, named=False)),
             )
             traces.append(known)
             del traces[:-MAX_TRACES]
@@ -741,7 +761,7 @@ class Relation:
     ) -> Tensor:
         """Return the result of the program for `given`. `what`: objects that it is
         found by; `build` is called where it is not."""
-        facts = [(t.dtype, t.shape, t.requires_grad, t.device) for t in given]
+        facts = map(facts_of, given)
         ahead = None if target_now() is None else arch()
         key = (*map(id, what), torch.is_grad_enabled(), ahead, *facts)
         known = edges.ready.get(key)
@@ -1181,13 +1201,24 @@ def _rows(made: Any) -> dict[str, Rows]:
     return dict(made)
 
 
+facts_of: Callable[[Tensor], Hashable] = attrgetter(
+    "dtype", "shape", "requires_grad", "device"
+)
+"""What programs are found by."""
+
 MAX_TRACES = 8
 """Traces of one pure function that differ in their features' shapes."""
 
 
-def _key(trace: Trace, made: Mapping[str, Rows]) -> Facts:
+def _key(trace: Trace, made: Mapping[str, Rows], named: bool = True) -> Facts:
+    """Return what a program is found by. Not `named`: inputs are known by their places
+    and by whose they are."""
     ends = tuple((r.sym.node.serial, r.sym.rank) for r in made.values())
-    return Facts(("traced", trace.builder.signature(), ends))
+    nodes: Any = trace.builder.signature()
+    if not named:
+        last = [k[3][0][1][0] if k[0] is Op.INPUT else k[3] for k in nodes]
+        nodes = tuple([(*k[:3], n) for k, n in zip(nodes, last, strict=True)])
+    return Facts(("traced", nodes, ends))
 
 
 def _without(tensor: Tensor, axes: int) -> Tensor:

@@ -1,17 +1,16 @@
 """Layers by relation, with DGL's arguments."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hector.message.hetero import CROSS, HeteroGraph
-from hector.message.joined import Sent, may_join, send_along
-from hector.message.nn.added import sum_of_layers
-from hector.message.nn.convs import GATConv, GraphConv, Rows, SAGEConv
-from hector.message.relation import Relation
+from hector.message.joined import may_join, send_all
+from hector.message.nn.added import Call, attended, sum_of_layers
+from hector.message.nn.convs import GATConv, GraphConv, SAGEConv
 from hector.precision import plainly_called
 from hector.tracing import untraced
 
@@ -61,7 +60,7 @@ class HeteroGraphConv(nn.Module):
             if g.is_block:
                 ends = {n: x[: g.num_dst_nodes(n)] for n, x in inputs.items()}
         made: dict[Any, Tensor] = {}
-        waiting: dict[Hashable, list[tuple[Any, Any, Relation, Rows, Sent]]] = {}
+        ready: dict[str, list[Call]] = {}
         for kind in g.canonical_etypes:
             start, name, end = kind
             if start not in sources or end not in ends:
@@ -74,39 +73,37 @@ class HeteroGraphConv(nn.Module):
             if alone or not (may_join(r) and plainly_called(layer)):
                 made[kind] = layer(r, feat, *more, **named)
                 continue
-            feat = layer.enters(feat)
-            sent = layer.sends(r, feat)
-            group = kind if sent.facts is None else sent.kind()
-            waiting.setdefault(group, []).append((kind, layer, r, feat, sent))
+            drop = layer._modules.get("feat_drop")
+            if drop is not None and drop.p:
+                feat = layer.enters(feat)
+            ready.setdefault(end, []).append((kind, layer, r, feat))
+        near = _arrived([c for calls in ready.values() for c in calls])
         sums: dict[str, Tensor] = {}
-        senders = Counter(end for _, _, end in g.canonical_etypes)
-        for group in waiting.values():
-            near = send_along([e[2] for e in group], [e[4] for e in group])
-            by_end: dict[str, list[tuple[Any, ...]]] = {}
-            for (kind, *rest, _), rows in zip(group, near, strict=True):
-                by_end.setdefault(kind[2], []).append((kind, *rest, rows))
-            for end, entries in by_end.items():
-                whole = self._added(entries, senders[end])
-                if whole is not None:
-                    sums[end] = whole
-                else:
-                    made |= {k: sender.makes(*e) for k, sender, *e in entries}
+        senders = Counter([end for _, _, end in g.canonical_etypes])
+        for end, calls in ready.items():
+            whole = self._added(calls, [near[c[0]] for c in calls], senders[end])
+            if whole is not None:
+                sums[end] = whole
+            else:
+                made |= {k: layer.makes(r, x, near[k]) for k, layer, r, x in calls}
         return self._joined(g, made, sums)
 
-    def _added(self, entries: list[tuple[Any, ...]], count: int) -> Tensor | None:
+    def _added(
+        self, calls: list[Call], near: list[Tensor], count: int
+    ) -> Tensor | None:
         """Return the sum, or mean, for a type of destinations if these layers are all
         `count` that send to it; None where they are to make their results one by
         one."""
-        if self.aggregate not in ("sum", "mean") or not 1 < len(entries) == count:
+        if self.aggregate not in ("sum", "mean") or not 1 < len(calls) == count:
             return None
-        _, layers, _, feats, near = zip(*entries, strict=True)
-        own = feats[0][1]
-        if any(f[1] is not own for f in feats):
-            return None
-        out = sum_of_layers(layers, own, list(near))
+        own, dtype = calls[0][3][1], near[0].dtype
+        for (_, _, _, feat), rows in zip(calls, near, strict=True):
+            if feat[1] is not own or rows.dtype is not dtype:
+                return None
+        out = sum_of_layers([layer for _, layer, _, _ in calls], own, near)
         if out is None or self.aggregate == "sum":
             return out
-        return out / len(entries)
+        return out / len(calls)
 
     def _layer(self, kind: tuple[str, str, str]) -> nn.Module:
         known = self.mods._modules
@@ -138,3 +135,11 @@ class HeteroGraphConv(nn.Module):
         if len(parts) == 1 and self.aggregate != "stack":
             return parts[0]
         return CROSS[self.aggregate](torch.stack(parts))
+
+
+def _arrived(calls: list[Call]) -> dict[Any, Tensor]:
+    """Return what arrives along each relation."""
+    heads = [c for c in calls if type(c[1]) is GATConv]
+    found = (attended(heads) if heads else None) or {}
+    left = [(k, r, layer.sends(r, x)) for k, layer, r, x in calls if k not in found]
+    return found | send_all(left)

@@ -63,8 +63,10 @@ def pyg_edges(block: message.HeteroGraph, ordered: bool) -> dict[Any, Tensor]:
 
 
 def step_of(model: nn.Module, h: Any, blocks: Any, edges: Any, goal: Tensor) -> Any:
+    parameters = list(model.parameters())  # as an optimizer has them
+
     def run() -> Tensor:
-        for p in model.parameters():
+        for p in parameters:
             p.grad = None
         out: dict[str, Tensor] = model(h, blocks, edges)
         functional.cross_entropy(out[PAPER], goal).backward()

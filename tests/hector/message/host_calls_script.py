@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 
 from hector import HeteroGraph, message
 from hector.graph_cache import state_of
-from hector.message import edges, layers, relation, sums
+from hector.message import edges, joined, layers, relation, sums
+from hector.message import functions as fn
+from hector.message import nn as dglnn
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.runtime import Backend, executable
 from hector.runtime.launch import Launch
@@ -47,6 +50,8 @@ def as_on_a_gpu() -> None:
     def of_edges(self: Any, given: Any, *args: Any) -> None:
         made(self, given, *args)
         self._states = tuple(map(state_of, given))
+        if self.sampled:
+            self._watch = None
 
     changes: list[tuple[Any, str, Any]] = [
         (executable, "compiles", lambda _: True),
@@ -55,6 +60,7 @@ def as_on_a_gpu() -> None:
         (edges.Edges, "__init__", of_edges),
         *((module, "sum_rows", nothing) for module in (layers, sums)),
         (relation, "plain_sum", nothing),
+        (joined, "ONE_BY_ONE", ()),
     ]
     for owner, name, value in changes:
         setattr(owner, name, value)
@@ -85,6 +91,45 @@ def cases() -> Iterator[tuple[str, nn.Module, Callable[[nn.Module, Tensor], Tens
         yield name, conv, lambda conv, x: conv(x, typed)
 
 
+def block_cases() -> Iterator[tuple[str, nn.Module, Callable[..., Tensor]]]:
+    """Of layers on a block of two types of nodes and four relations."""
+    kinds = [(a, a + b, b) for a in "no" for b in "no"]
+    ends = {k: tuple(torch.randint(NODES, (2, EDGES))) for k in kinds}
+    graph = message.HeteroGraph(ends, {"n": NODES, "o": NODES})
+    block = message.to_block(graph, {n: torch.arange(NODES) for n in "no"})
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "rgcn": lambda: dglnn.GraphConv(WIDTH, WIDTH, norm="right", bias=False),
+        "sage": lambda: dglnn.SAGEConv(WIDTH, WIDTH, "mean"),
+        "rgat": lambda: dglnn.GATConv(WIDTH, 2, 8),
+    }
+    for name, make in makers.items():
+        conv = dglnn.HeteroGraphConv({r: make() for _, r, _ in kinds})
+        yield (
+            f"block/{name}",
+            conv,
+            lambda conv, x: _both(conv(block, {"n": x, "o": x})),
+        )
+
+    @fn.pure
+    def attend(e: Any, key: str) -> dict[str, Tensor]:
+        return {"m": e.softmax((e.src[key] * e.dst["q"]).sum(-1, True)) * e.src[key]}
+
+    calls = {k: (attend(f"k_{k[1]}"), fn.sum("m", "o")) for k in kinds}
+
+    def updated(_: nn.Module, x: Tensor) -> Tensor:
+        with block.local_scope():
+            for _, r, _ in kinds:
+                block[r].srcdata[f"k_{r}"] = block[r].dstdata["q"] = x
+            block.multi_update_all(calls, "mean")
+            return _both({n: block.dstnodes[n].data["o"] for n in "no"})
+
+    yield "block/update", nn.Identity(), updated
+
+
+def _both(found: dict[str, Tensor]) -> Tensor:
+    return (found["n"] + found["o"]).flatten(1)
+
+
 def calls_of(step: Callable[[], None]) -> int:
     """Python functions that a step calls, itself left out."""
     found: Counter[str] = Counter()
@@ -101,7 +146,7 @@ def calls_of(step: Callable[[], None]) -> int:
 def main() -> None:
     """Print a line a layer."""
     as_on_a_gpu()
-    for name, layer, call in cases():
+    for name, layer, call in chain(cases(), block_cases()):
         x = torch.randn(NODES, WIDTH, requires_grad=True)
         seed = torch.randn(NODES, WIDTH)
         leaves = [x, *layer.parameters()]
