@@ -93,21 +93,9 @@ def read_smart(disk: str, dev: Path = Path("/dev")) -> Smart | str:
         return f"{disk} refuses its SMART log: {error.strerror}"
     finally:
         os.close(fd)
-    return parse_smart(page.raw)
-
-
-def parse_smart(page: bytes) -> Smart:
-    """Read log page 02h: percentage used at byte 5, data units written at 48.
-
-    Raises:
-        ValueError: the page is too short.
-    """
-    if len(page) < SMART_LOG_BYTES:
-        raise ValueError(
-            f"a SMART log has {SMART_LOG_BYTES} bytes, got a page of {len(page)}"
-        )
-    units = int.from_bytes(page[48:64], "little")
-    return Smart(written_bytes=units * UNIT_BYTES, used_fraction=page[5] / 100)
+    log = page.raw  # percent used at byte 5, data units written at 48
+    units = int.from_bytes(log[48:64], "little")
+    return Smart(written_bytes=units * UNIT_BYTES, used_fraction=log[5] / 100)
 
 
 def log_path() -> Path:

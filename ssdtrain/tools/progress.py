@@ -21,21 +21,14 @@ PLAIN_INTERVAL_S = 10.0
 class Progress:
     """A live line on a terminal; elsewhere a line now and then."""
 
-    def __init__(
-        self,
-        total: int,
-        console: Console | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        interval_s: float = PLAIN_INTERVAL_S,
-    ) -> None:
+    def __init__(self, total: int, interval_s: float = PLAIN_INTERVAL_S) -> None:
         """total: how many parts there are; interval_s: between two plain lines, 0 for
         few and long parts, each of which is said as it begins."""
-        self._console = console or Console(stderr=True)
+        self._console = Console(stderr=True)
         self._interval_s = interval_s
-        self._clock = clock
         self._total = total
         self._done = -1
-        self._printed_s = clock()
+        self._printed_s = time.monotonic()
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
@@ -52,8 +45,8 @@ class Progress:
         self._done += 1
         if self._console.is_terminal:
             self._bar.update(self._task, completed=self._done, description=text)
-        elif self._clock() - self._printed_s >= self._interval_s:
-            self._printed_s = self._clock()
+        elif time.monotonic() - self._printed_s >= self._interval_s:
+            self._printed_s = time.monotonic()
             line = f"ssdtrain: {self._done + 1} of {self._total}: {text} ..."
             self._console.print(line, highlight=False, soft_wrap=True)
 

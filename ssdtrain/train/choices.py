@@ -39,14 +39,10 @@ def refuse_early(name: str, words: Sequence[str], *, to_run: bool = True) -> Non
         for one in chosen[key].split(","):
             if _NAME.fullmatch(one) and one.lower() not in _EMPTY and one not in known:
                 raise ConfigError(no_choice(key, one, known))
-    if to_run and chosen.get("engine") == "megatron" and not may_have_gpu():
-        raise ConfigError(NO_GPU)
-
-
-def may_have_gpu() -> bool:
-    """Return whether a GPU's driver is loaded and this process may see a GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
-    return visible not in ("", "-1") and any(map(os.path.exists, _GPU_FILES))
+    may_have_gpu = visible not in ("", "-1") and any(map(os.path.exists, _GPU_FILES))
+    if to_run and chosen.get("engine") == "megatron" and not may_have_gpu:
+        raise ConfigError(NO_GPU)
 
 
 def group_names() -> list[str]:

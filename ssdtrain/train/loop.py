@@ -224,7 +224,10 @@ class Loop:
         stall_ms = recompute_ms = 0.0
         if self._session is not None:
             self._session.trace.add("compute", f"step {step + 1}", start_ns, 0)
-            values["phase"] = phase_of(self._session)
+            values["phase"] = "observing"
+            if self._session.is_settled:
+                is_planned = self._session.plan is not None
+                values["phase"] = "following" if is_planned else "fixed policy"
             report = self._reported(self._session)
             if report is not None:
                 peak = report.saved_peak_bytes
@@ -296,13 +299,6 @@ class Loop:
         if self._is_saved and self._saved_step != step + 1:
             self._save(step + 1)
         raise StoppedError(signum, self._leg.value, step + 1, self._saved_step > 0)
-
-
-def phase_of(session: Session) -> str:
-    """Return the session's phase for the progress line."""
-    if not session.is_settled:
-        return "observing"
-    return "following" if session.plan is not None else "fixed policy"
 
 
 def least_bytes(settings: RunSettings) -> int:

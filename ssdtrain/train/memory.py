@@ -78,7 +78,7 @@ class SavedObserver:
 
     def _pack(self, tensor: Tensor) -> "Tensor | _Held":
         base = tensor if tensor._base is None else tensor._base
-        plain = tensor.layout is torch.strided and not _is_wrapper(tensor)
+        plain = type(tensor) is Tensor and tensor.layout is torch.strided
         if isinstance(base, nn.Parameter) or not plain:
             return tensor
         if tensor.untyped_storage().nbytes() < self._least_bytes:
@@ -109,10 +109,6 @@ class SavedObserver:
         self._live_bytes += num_bytes
         self._peak_bytes = max(self._peak_bytes, self._live_bytes)
         self._samples.append(MemorySample(time.monotonic_ns(), self._live_bytes))
-
-
-def _is_wrapper(tensor: Tensor) -> bool:
-    return type(tensor) not in (Tensor, nn.Parameter)
 
 
 class SampledWatch:
@@ -162,10 +158,9 @@ class AllocatorWatch:
         self._alone = alone
         self._base_bytes = 0
         self._peak_bytes = 0
-        self._sampled = SampledWatch(self._above)
-
-    def _above(self) -> int:
-        return torch.cuda.memory_allocated() - self._base_bytes
+        self._sampled = SampledWatch(
+            lambda: torch.cuda.memory_allocated() - self._base_bytes
+        )
 
     def take(self) -> tuple[int, list[MemorySample]]:
         """Return the allocator's maximum (sampled if not alone) and the curve."""

@@ -98,9 +98,7 @@ class Terminal:
         self._printed_s = -math.inf
         self._height = 1
         """Lines of what stands there live."""
-        self._live = Live(
-            console=console, refresh_per_second=4, transient=True, auto_refresh=True
-        )
+        self._live = Live(console=console, transient=True)
         if console.is_terminal:
             self._live.start()
 
@@ -132,11 +130,6 @@ class Terminal:
         shown = Text(text)
         self._height = len(shown.wrap(self._console, self._console.width))
         self._live.update(shown)
-
-    def refresh(self) -> None:
-        """Draw the live line now; otherwise it is drawn four times a second."""
-        if self._live.is_started:
-            self._live.refresh()
 
     def beside(self, line: str) -> str:
         """Return what to write for the line to stay: the live one is erased, and the

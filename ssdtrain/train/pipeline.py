@@ -58,15 +58,11 @@ def _module(deepspeed: Any, workload: Workload) -> Any:
             num_stages=choose_stages(settings.engine.num_stages, ranks.world_size),
             loss_fn=token_loss,
             seed_layers=True,
-            seed_fn=_seed_layer,
+            # It counts layers in numpy integers, which its own default refuses.
+            seed_fn=lambda seed: torch.manual_seed(int(seed)),
             base_seed=settings.train.seed,
             partition_method=_BALANCED,
         )
-
-
-def _seed_layer(seed: int) -> None:
-    # DeepSpeed counts layers in numpy integers, which its own default refuses.
-    torch.manual_seed(int(seed))
 
 
 def _spec(deepspeed: Any, layer: Layer) -> Any:

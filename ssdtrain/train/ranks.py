@@ -117,17 +117,13 @@ class Ranks:
             apart = len(numa.nodes()) if len(numa.nodes_of_process()) == 1 else 1
             torch.set_num_threads(max(1, cores // -(-self.local_size // max(1, apart))))
 
-    def gpu_node(self) -> int | None:
-        """Return the NUMA node of this rank's GPU; None where nothing says."""
-        device = self.device()
-        if device.type != "cuda":
-            return None
-        gpu = torch.cuda.get_device_properties(device)
-        return numa.node_of_pci(numa.pci_address(gpu))
-
     def bind(self) -> int | None:
         """Run on the NUMA node of this rank's GPU; return it, or None: unchanged."""
-        node = self.gpu_node() if len(numa.nodes()) > 1 else None
+        device = self.device()
+        if device.type != "cuda" or len(numa.nodes()) < 2:
+            return None
+        gpu = torch.cuda.get_device_properties(device)
+        node = numa.node_of_pci(numa.pci_address(gpu))
         return node if node is not None and numa.bind(node) else None
 
 

@@ -40,7 +40,7 @@ class Stop:
         self, *, told_fd: int | None = None, beside: Callable[[str], str] = str
     ) -> None:
         """`told_fd`: where a line says at once that the step is finished first;
-        `next to`: how it is written where a live line stands (`Terminal.next to`)."""
+        `beside`: how it is written where a live line stands (`Terminal.beside`)."""
         self._told_fd = told_fd
         self._beside = beside
         self._signum = 0

@@ -169,7 +169,6 @@ def test_facts_are_kept_and_cells_forgotten(tmp_path: Path) -> None:
     cells.fact("left_behind", [])
     assert read(path)["left_behind"] == []
     assert len(Cells(path, 60, {}).data["cells"]) == 1
-    assert not Cells(path, 60, {}, anew=True).data["cells"]
 
 
 def test_every_picture_can_be_drawn_and_is_shown(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("torch_geometric")
 
 from hector.train import LayerKind
+from recipes.bench.harness.cells import limited
 from recipes.bench.harness.cli import run as bench
 from recipes.bench.rgnn import layers as rgnn
 from recipes.bench.rgnn import measure as rgnn_measure
@@ -26,7 +27,7 @@ from recipes.bench.rgnn.cells import (
     plan,
 )
 from recipes.bench.rgnn.contenders import Graphs, build
-from recipes.bench.rgnn.measure import OutOfTimeError, deadline
+from recipes.bench.rgnn.measure import OutOfTimeError
 from recipes.bench.rgnn.records import Records, compare, geometric_mean
 from tests.ranks import SOON_S
 
@@ -142,10 +143,10 @@ def test_out_of_memory_is_a_result(
 
 
 def test_deadline_rings_and_is_taken_down() -> None:
-    with pytest.raises(OutOfTimeError), deadline(0.05):
+    with pytest.raises(OutOfTimeError), limited(0.05, OutOfTimeError):
         while True:
             time.sleep(0.01)
-    with deadline(SOON_S):
+    with limited(SOON_S, OutOfTimeError):
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 

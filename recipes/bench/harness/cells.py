@@ -61,14 +61,12 @@ class Cells:
         budget_s: float,
         settings: dict[str, Any] | None = None,
         *,
-        anew: bool = False,
         only: tuple[str, ...] = (),
         again: tuple[str, ...] = (),
     ) -> None:
         """Read what is there.
 
         Args:
-            anew: earlier cells of the file are forgotten.
             only: patterns of names; other cells are not run.
             again: patterns of names; earlier cells of these are forgotten.
         """
@@ -82,7 +80,7 @@ class Cells:
             "settings": settings,
             "cells": {},
         }
-        if path.exists() and not anew:
+        if path.exists():
             before = records.read(path)
             if before["settings"] == records.public(settings):
                 cells = {

@@ -43,12 +43,10 @@ class Bench:
     words: tuple[str, ...] = ()
     """The command's, behind the name."""
 
-    def cells(
-        self, settings: dict[str, Any] | None = None, *, anew: bool = False
-    ) -> Cells:
+    def cells(self, settings: dict[str, Any] | None = None) -> Cells:
         """The cells of the results file, as `Cells` says."""
         more = {"only": self.only, "again": self.again}
-        return Cells(self.out, self.budget_s, settings, anew=anew, **more)
+        return Cells(self.out, self.budget_s, settings, **more)
 
     @property
     def device(self) -> torch.device:

@@ -32,7 +32,7 @@ from hector.train.model import compiled_layer
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import wait
 from recipes.bench.rgnn.mag import CLASSES, FANOUTS, SEEDS, WIDTH, mag_graph, specs
-from recipes.bench.rgnn.pyg import pyg_conv, wrap
+from recipes.bench.rgnn.pyg import pyg_conv, pyg_layer, wrap
 
 KINDS = ("rgcn", "rgat", "hgt")
 SMALL = {
@@ -152,10 +152,7 @@ def small_step(kind: str, name: str, side: str) -> Callable[[], Tensor]:
     graph = generate(SMALL[name], seed=0, device="cuda")
     x = torch.randn(graph.num_nodes, WIDTH, device="cuda")
     rows = torch.arange(min(200, graph.num_nodes), device="cuda")
-    make = compiled_layer
-    if side == "pyg":
-        make = lambda s, g: wrap(pyg_conv(s, g), g)  # noqa: E731
-    layers = two(kind, graph, make)
+    layers = two(kind, graph, pyg_layer if side == "pyg" else compiled_layer)
     if side == "pyg":
         for mine, other in zip(two(kind, graph, compiled_layer), layers, strict=True):
             other.conv.load_state_dict(mine.state_dict())

@@ -125,15 +125,12 @@ _Row = tuple[Cell, Contender]
 
 
 def _cells(
-    graph: str,
-    models: Sequence[LayerKind] = KINDS,
-    dtype: str = "float32",
-    tasks: Iterable[Task] = Task,
+    graph: str, models: Sequence[LayerKind] = KINDS, dtype: str = "float32"
 ) -> list[Cell]:
     return [
         Cell(graph=graph, model=model, task=task, dtype=dtype)
         for model in models
-        for task in tasks
+        for task in Task
     ]
 
 

@@ -19,7 +19,7 @@ import torch
 
 from hector.runtime import executables
 from hector.statistics import statistics
-from recipes.bench.harness.cells import Cells, matches
+from recipes.bench.harness.cells import Cells, limited, matches
 from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn.cells import (
     GRAPHS,
@@ -35,7 +35,6 @@ from recipes.bench.rgnn.measure import (
     CARD_BYTES,
     OutOfTimeError,
     cap_memory,
-    deadline,
     measure,
     release,
 )
@@ -77,7 +76,7 @@ def take(work: Work, graphs: Graphs, cells: Cells, limit_s: float) -> Any:
     device = graphs.device
     try:
         release(device)
-        with deadline(limit_s):
+        with limited(limit_s, OutOfTimeError):
             graph = graphs.get(work.cell.graph)
             layer = build(work.cell, work.contender, graph)
             step = step_of(layer, work.cell.task)

@@ -3,13 +3,11 @@
 import gc
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
 
 import torch
 
-from recipes.bench.harness.cells import limited
 from recipes.bench.harness.timing import times_ms, wait
 
 NUM_TIMED = ((5.0, 100), (80.0, 20), (200.0, 10), (float("inf"), 5))
@@ -30,16 +28,11 @@ class OutOfTimeError(BaseException):
     swallow those and go on in another mode."""
 
 
-def cap_memory(device: torch.device, limit_bytes: int = CARD_BYTES) -> None:
+def cap_memory(device: torch.device) -> None:
     """Make the caching allocator refuse more than Wu's card holds."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))
-
-
-def deadline(seconds: float) -> AbstractContextManager[None]:
-    """Raise OutOfTimeError in the main thread after `seconds`."""
-    return limited(seconds, OutOfTimeError)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, CARD_BYTES / total))
 
 
 def release(device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """What `rgnn.layers` recorded, by graph, model, task and contender; what the cost model
 took, against the fixed settings measured in turns with it."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 MODELS = ("rgcn", "rgat", "hgt")
 TASKS = ("inference", "training")
 DTYPES = ("float32", "bfloat16")
+PARTS = ("graph", "model", "task", "dtype")
+"""Of a cell."""
 
 SETTINGS = ("none", "compaction", "reordering", "both")
 SETTING_NAMES = {
@@ -94,16 +97,9 @@ def used_mib(record: Record | None) -> float | None:
 
 def cells(records: Records, dtypes: tuple[str, ...] = DTYPES) -> list[Named]:
     """(text, cell) of every cell of 64 channels."""
-    return [
-        (
-            f"{graph} {model} {task} {dtype}",
-            {"graph": graph, "model": model, "task": task, "dtype": dtype},
-        )
-        for graph in records.graphs
-        for model in MODELS
-        for task in TASKS
-        for dtype in dtypes
-    ]
+    parts = itertools.product(records.graphs, MODELS, TASKS, dtypes)
+    found = (dict(zip(PARTS, own, strict=True)) for own in parts)
+    return [(cell_name(cell), cell) for cell in found]
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -113,7 +109,7 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 def cell_name(cell: Mapping[str, Any]) -> str:
     """Such as `fb15k rgcn inference float32`."""
-    return " ".join(cell[part] for part in ("graph", "model", "task", "dtype"))
+    return " ".join(cell[part] for part in PARTS)
 
 
 def taken(results: Records, **cell: str) -> dict[str, Any]:

@@ -34,10 +34,6 @@ def edge_segments(graph: HeteroGraph) -> Segments:
     return Segments(graph.etype_offsets, graph.etype_ptr[1:].int())
 
 
-def node_segments(graph: HeteroGraph) -> Segments:
-    return Segments(graph.node_type_offsets, graph.node_type_ptr[1:].int())
-
-
 class SegmentMM(torch.autograd.Function):
     """One `torch.mm` a segment, into one preallocated result, forward and backward."""
 
@@ -150,7 +146,8 @@ class SortedHGT(nn.Module):
     def __init__(self, conv: nn.Module, graph: HeteroGraph, linear: TypedLinear):
         super().__init__()
         self.conv, self.linear = conv, linear
-        self.edges, self.nodes = edge_segments(graph), node_segments(graph)
+        self.edges, ends = edge_segments(graph), graph.node_type_ptr[1:].int()
+        self.nodes = Segments(graph.node_type_offsets, ends)
         self.names = graph.node_type_names
 
     def _node_weights(self, lin: nn.Module) -> tuple[Tensor, Tensor]:

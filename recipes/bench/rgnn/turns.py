@@ -11,11 +11,11 @@ from statistics import median
 
 import torch
 
-from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cells import Cells, limited
 from recipes.bench.harness.timing import times_ms
 from recipes.bench.rgnn.cells import Work
 from recipes.bench.rgnn.contenders import Graphs, build, step_of
-from recipes.bench.rgnn.measure import FAST_MS, OutOfTimeError, deadline, release
+from recipes.bench.rgnn.measure import FAST_MS, OutOfTimeError, release
 
 NUM_ROUNDS = 20
 STEPS_A_ROUND = 5
@@ -44,7 +44,7 @@ def take_turns(
     release(graphs.device)
     graph = graphs.get(fast[0].cell.graph)
     try:
-        with deadline(limit_s):
+        with limited(limit_s, OutOfTimeError):
             layers = [build(work.cell, work.contender, graph) for work in fast]
             steps = [step_of(layer, fast[0].cell.task) for layer in layers]
             for step in steps:

@@ -37,7 +37,8 @@ def sweep(
     for number, job in enumerate(jobs):
         place = directory / f"{number}"
         own = [*job, f"run_directory={place}", "--config", args.config, *quiet]
-        label = " ".join(varying(job, args.overrides)) or "(no sweep)"
+        pairs = zip(job, args.overrides, strict=True)
+        label = " ".join(one for one, given in pairs if one != given) or "(no sweep)"
         if not args.json:
             print(f"ssdtrain: {number + 1} of {len(jobs)}: {label}", flush=True)
         code = run_in_order(["train", *own], sys.stderr if args.json else None)
@@ -73,11 +74,6 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
         for word, one in zip(overrides, parsed, strict=True)
     ]
     return [list(job) for job in itertools.product(*choices)]
-
-
-def varying(job: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Return the overrides of a job that other jobs set otherwise."""
-    return [own for own, given in zip(job, overrides, strict=True) if own != given]
 
 
 def figures_in(directory: Path) -> dict[str, Any]:

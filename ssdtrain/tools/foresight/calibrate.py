@@ -75,20 +75,6 @@ class _Block(nn.Module):
         return x + F.dropout(self.down(F.gelu(self.up(self.second(x)))), 0.1)
 
 
-class _Blocks(nn.Module):
-    """Blocks so small that the host binds, as many as models have."""
-
-    def __init__(self, width: int = 64, depth: int = 20) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(_Block(width) for _ in range(depth))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence, width) to a scalar."""
-        for block in self.blocks:
-            x = block(x)
-        return x.float().square().mean()
-
-
 class _Tables(nn.Module):
     """A lookup a table, products of pairs and a perceptron, as recommenders have."""
 
@@ -149,12 +135,14 @@ class Program(NamedTuple):
 def programs(kind: Kind) -> list[Program]:
     """On torch's present default device."""
     dtype = torch.bfloat16 if kind is Kind.CUDA else torch.float32
-    blocks, tables, relations = _Blocks().to(dtype), _Tables(), _Relations()
+    # So small that the host binds, and as many as models have.
+    blocks = nn.Sequential(*(_Block(64) for _ in range(20))).to(dtype)
+    tables, relations = _Tables(), _Relations()
     x = torch.randn(2, 32, 64, dtype=dtype)
     ids = torch.zeros(20, 64, dtype=torch.long)
     nodes, edges = torch.randn(64, 32), torch.zeros(16, 64, dtype=torch.long)
     return [
-        Program(blocks, lambda: blocks(x), "adamw"),
+        Program(blocks, lambda: blocks(x).float().square().mean(), "adamw"),
         Program(tables, lambda: tables(ids), "sgd"),
         Program(relations, lambda: relations(nodes, edges), "adamw"),
     ]

@@ -125,21 +125,6 @@ def _tree(fitted: Any) -> Tree:
     return Tree(tuple(features), tuple(values), tuple(rights))
 
 
-def folds_of(
-    times: Times, num_folds: int = NUM_FOLDS, *, seed: int = 0
-) -> list[tuple[list[Any], list[Any]]]:
-    """(for training, held out) of every fold; each time is held out once."""
-    shuffled = list(times)
-    random.Random(seed).shuffle(shuffled)
-    return [
-        (
-            [time for at, time in enumerate(shuffled) if at % num_folds != fold],
-            shuffled[fold::num_folds],
-        )
-        for fold in range(num_folds)
-    ]
-
-
 def _shape(call: Call) -> tuple[Any, ...]:
     """What tells one call of a design from another."""
     sizes = {k: v for k, v in call.sizes.items() if k not in ("distinct_rows", "skew")}
@@ -167,8 +152,6 @@ def score(
     times: Times,
     spec: Spec,
     *,
-    seed: int = 0,
-    num_folds: int = NUM_FOLDS,
     relatives: Sequence[tuple[Times, Spec]] = (),
 ) -> dict[str, float]:
     """Cross-validated errors of a forest, and of the bare roofline scaled to fit.
@@ -177,7 +160,11 @@ def score(
     errors: list[float] = []
     bare: list[float] = []
     each: list[float] = []
-    for train, test in folds_of(times, num_folds, seed=seed):
+    shuffled = list(times)
+    random.Random(0).shuffle(shuffled)
+    for fold in range(NUM_FOLDS):
+        train = [one for at, one in enumerate(shuffled) if at % NUM_FOLDS != fold]
+        test = shuffled[fold::NUM_FOLDS]
         # A shape that is held out is held out of the relatives' times, too.
         unseen = {_shape(call) for call, _ in test}
         others = [
@@ -185,7 +172,7 @@ def score(
             for more, sheet in relatives
         ]
         law = fit_closed_form(train, spec, relatives=others)
-        forest = fit_forest(train, spec, law=law, seed=seed, relatives=others)
+        forest = fit_forest(train, spec, law=law, relatives=others)
         found = errors_of(forest, test, spec, law)
         each.append(geometric_mean_error(found))
         errors += found

@@ -66,14 +66,9 @@ def host_clock(bodies: Sequence[Body], repeats: int) -> float:
     return (now() - began) * 1e6 / repeats
 
 
-def clock_of(device: torch.device) -> Clock:
-    """How runs on a device are timed."""
-    return device_clock if device.type == "cuda" else host_clock
-
-
 def time_call(call: Call, pool: Pool) -> tuple[Call, float]:
     """The call as it was drawn and its time in microseconds: the least of two runs."""
-    clock = clock_of(pool.device)
+    clock = device_clock if pool.device.type == "cuda" else host_clock
     with torch.no_grad():
         drawn, bodies = bodies_of(call, pool)
         for body in bodies[:2]:

@@ -93,7 +93,6 @@ class Lookups:
     fabric: Network
     batch: int
     """Samples of a step, over all ranks."""
-    dtype: str = "fp32"
     dense_us: float = 0.0
     """Of the dense part, forward and backward, on every rank."""
 
@@ -112,8 +111,7 @@ class Lookups:
         widths = [0.0] * num_ranks
         for table, rank in zip(tables, sharding, strict=True):
             widths[rank] += table.width
-        size = 4 if self.dtype == "fp32" else 2
-        message = all_to_all_bytes(widths, self.batch, size)
+        message = all_to_all_bytes(widths, self.batch, 4)
         moved = self.fabric.microseconds(Collective.ALL_TO_ALL, message, num_ranks)
         ranks = []
         for rank in range(num_ranks):
@@ -144,6 +142,6 @@ class Lookups:
             columns=table.width,
             table_rows=table.rows,
             distinct_rows=max(1.0, rows * table.distinct_share),
-            dtype=self.dtype,
+            dtype="fp32",
         )
         return self.device.kernel_us(call)

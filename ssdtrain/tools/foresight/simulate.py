@@ -115,11 +115,6 @@ class _Runner:
         """When the present task could start, were its group there."""
         return self._ready_us(self._rank.host + self.task.host_us)
 
-    @property
-    def last_signal(self) -> Hashable:
-        """What the task that ran last has given."""
-        return self.tasks[self.at - 1].signal
-
     def run(self, start: float, length: float) -> None:
         """The present task, from `start` on its stream and for `length`."""
         task, rank = self.task, self._rank
@@ -196,7 +191,7 @@ def simulate(
             del arrived[group]
         _run_together(together)
         for other in together:
-            moving += listening.pop(other.last_signal, ())
+            moving += listening.pop(other.tasks[other.at - 1].signal, ())
         moving += together
     _check_done(states)
     return StepTimes(ranks=tuple(state.close() for state in states))

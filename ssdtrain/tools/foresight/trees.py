@@ -43,17 +43,13 @@ class Forest:
     def check(self) -> None:
         """Make sure that every tree ends. Raises ConfigError: one does not, or looks at
         an unknown feature."""
+        wrong = "kernel models: a tree"
         for tree in self.trees:
-            _check(tree, len(self.names))
-
-
-def _check(tree: Tree, num_features: int) -> None:
-    size = len(tree.features)
-    if not size or not size == len(tree.values) == len(tree.rights):
-        raise ConfigError("kernel models: a tree's three lists differ in length")
-    for node, feature in enumerate(tree.features):
-        if feature >= num_features:
-            raise ConfigError(f"kernel models: a tree looks at feature {feature}")
-        ends = feature < 0 or (node + 1 < size and node < tree.rights[node] < size)
-        if not ends:
-            raise ConfigError(f"kernel models: node {node} of a tree leads nowhere")
+            size, rights = len(tree.features), tree.rights
+            if not size or not size == len(tree.values) == len(rights):
+                raise ConfigError(f"{wrong}'s three lists differ in length")
+            for node, feature in enumerate(tree.features):
+                if feature >= len(self.names):
+                    raise ConfigError(f"{wrong} looks at feature {feature}")
+                if feature >= 0 and not node < rights[node] < size:
+                    raise ConfigError(f"{wrong}'s node {node} leads nowhere")

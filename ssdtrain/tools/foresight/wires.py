@@ -55,12 +55,12 @@ class Wires:
         curve = None
         if self.links is not None:
             out, into = self.links.ways
-            ways = {Stream.COPY_OUT: out, Stream.COPY_IN: into}
-            ssd = {
+            curve = {
+                Stream.COPY_OUT: out,
+                Stream.COPY_IN: into,
                 Stream.SSD_WRITE: self.links.ssd_write,
                 Stream.SSD_READ: self.links.ssd_read,
-            }
-            curve = {**ways, **ssd}.get(node.stream)
+            }.get(node.stream)
         if curve is None:
             raise ConfigError(
                 f"{node.name} needs a curve of {node.stream.value}; measure links with "

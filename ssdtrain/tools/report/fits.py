@@ -315,8 +315,8 @@ def _sentence(answer: Answer) -> str:
     option = "--micro-batch" if answer.question.is_own else "--tokens"
     if plain.fits:
         most = answer.longest.get(PLAIN, 0)
-        told = f"; ask again with more than {option} {most}" if most else ""
-        return f"Plain training fits; no memory needs to be saved{told}."
+        told = f", up to {option} {most}" if most else ""
+        return f"Plain training fits{told}: no memory needs to be saved."
     if not ours.fits:
         most = answer.longest.get(OURS, 0)
         less = f"{option} {most}" if most else "a smaller step"

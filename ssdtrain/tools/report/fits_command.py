@@ -18,7 +18,8 @@ EXAMPLES = f"""examples:
   ssdtrain fits qwen3-8b --train lora --tokens 32k --gpu h100
   ssdtrain fits llama-3.1-70b --tokens 8k --gpu h200 --gpus 8 --fsdp
   ssdtrain fits path/to/config.json --tokens 4k
-  ssdtrain fits my.py:build --micro-batch 64     build(64) gives (module, forward)
+  ssdtrain fits my.py:build --micro-batch 64
+      build(64) gives (model, forward), and forward() a loss
 
 Short names: {", ".join(PUBLIC)}.
 Nothing is downloaded, and no GPU is needed. 1k tokens are 1024.
@@ -64,7 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given = "what FILE.py:FUNCTION is given (default: 1)"
     add("--micro-batch", type=count_argument, metavar="N", help=given)
     add("--gpu", default="h100", help="h100, h200 or a device file")
-    add("--gpus", type=count_argument, default=1, help="8 a host (default: 1)")
+    add(
+        "--gpus",
+        type=count_argument,
+        default=1,
+        help="in all; a host has 8 (default: 1)",
+    )
     sharded = "weights, gradients and optimizer are sharded over --gpus"
     add("--fsdp", action="store_true", help=sharded)
     add_loss(parser)
@@ -81,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     is_own = Question(model=args.model).is_own
     if is_own and args.tokens:
         raise ConfigError("--tokens is for public models; give --micro-batch")
-    if not is_own and args.micro_batch:
+    if args.micro_batch and not is_own and not args.model.endswith(".py"):
         raise ConfigError("--micro-batch is for FILE.py:FUNCTION; give --tokens")
     if args.tokens:
         given["tokens"] = args.tokens
@@ -104,8 +110,8 @@ def fits_lines(answer: Answer) -> list[str]:
     if asked.is_own:
         size = f"a micro-batch of {asked.micro_batch}"
     dtype = "" if asked.is_own else "   bf16, as are gradients and optimizer"
-    when = "" if asked.fsdp else "   made while activations go: not on top of them"
-    each = "of each GPU; tokens/s are of all" if asked.gpus > 1 else ""
+    when = "" if asked.fsdp else "   made as activations are freed: not added to them"
+    each = "Bytes are of one GPU, tokens/s of all." if asked.gpus > 1 else ""
     found = [
         f"{asked.model}, {asked.train.value} training, {size}, "
         f"{spread}{asked.gpu}{sharded}",
@@ -154,10 +160,11 @@ def _advice(answer: Answer) -> list[str]:
         return found
     if traffic is not None:
         a_gpu = " for each GPU" if asked.gpus > 1 else ""
+        again = bytes_text(traffic.again_bytes) if traffic.again_bytes else "nothing"
         found.append(
             f"Each step moves {bytes_text(traffic.moved_bytes)} to host memory and "
-            f"back, and computes {bytes_text(traffic.again_bytes)} again. Host memory "
-            f"needed{a_gpu}: {bytes_text(traffic.host_bytes)}."
+            f"back, and computes {again} again. Host memory needed{a_gpu}: "
+            f"{bytes_text(traffic.host_bytes)}."
         )
     if answer.is_causal and asked.loss is Loss.STOCK:
         found.append(

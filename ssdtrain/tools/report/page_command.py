@@ -1,7 +1,6 @@
 """`ssdtrain report RUN [RUN ...]`: runs in, one HTML page out."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from ssdtrain.errors import ConfigError
@@ -37,20 +36,16 @@ def run(args: argparse.Namespace) -> int:
     with Progress(1) as progress:
         progress.part("searching the frontiers")
         text = page([read_run(run) for path in paths for run in runs_of(path)])
-    out = Path(args.out).expanduser() if args.out else default_place(paths)
+    # A comparison does not replace a run's own page.
+    others = "-".join(path.name for path in paths[1:])
+    own = paths[0] / (f"compared-with-{others}.html" if others else "report.html")
+    out = Path(args.out).expanduser() if args.out else own
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--out: {out} cannot be written ({error})") from error
     print(f"written to {out}")
     return 0
-
-
-def default_place(paths: Sequence[Path]) -> Path:
-    """Return where the page goes: a comparison does not replace a run's own page."""
-    first, *others = paths
-    names = "-".join(path.name for path in others)
-    return first / (f"compared-with-{names}.html" if others else "report.html")
 
 
 def find(name: str) -> Path:

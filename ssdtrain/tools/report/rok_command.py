@@ -54,7 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print and draw. Raises ConfigError, OSError: input that cannot work."""
-    points = _points(args)
+    if args.model is None:
+        raise ConfigError(f"--model expects {MODELS}, got nothing")
+    build = build_of(args.model, args.sequence)
+    batches = each(args.batches, lambda batch: f"predicting batch {batch}")
+    points = [p for batch in batches for p in _predicted(args, build, batch)]
     if args.plot:
         draw_rok(points, Path(args.plot))
     if args.json:
@@ -62,14 +66,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(points)
     return 0
-
-
-def _points(args: argparse.Namespace) -> list[RokPoint]:
-    if args.model is None:
-        raise ConfigError(f"--model expects {MODELS}, got nothing")
-    build = build_of(args.model, args.sequence)
-    batches = each(args.batches, lambda batch: f"predicting batch {batch}")
-    return [p for batch in batches for p in _predicted(args, build, batch)]
 
 
 def _predicted(args: argparse.Namespace, build: Build, batch: int) -> list[RokPoint]:

@@ -208,14 +208,10 @@ class Description:
     is_elementwise: bool = False
 
 
-def description(
-    *functions: Callable[..., Term], sizes: Mapping[str, int] | None = None
-) -> Description:
-    """Run functions of index variables, one for each result, on symbolic intervals.
-    `sizes`: of index variables that no dimension alone has."""
+def description(*functions: Callable[..., Term]) -> Description:
+    """Run functions of index variables, one for each result, on symbolic intervals."""
     names = [tuple(inspect.signature(one).parameters) for one in functions]
-    results = tuple(map(result, names, functions))
-    return Description(results, sizes or {})
+    return Description(tuple(map(result, names, functions)))
 
 
 def result(names: Sequence[str], function: Callable[..., Term]) -> Result:

@@ -16,7 +16,6 @@ from ssdtrain.tools.foresight.recorder import Noted, Recorder
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.search.calls import OperatorCall, call_of
 from ssdtrain.tools.search.describe import describe
-from ssdtrain.tools.search.language import Description
 from ssdtrain.tools.search.problem import Extent, Operation, Problem
 from ssdtrain.tools.search.strategies import Strategy, extents, strategies
 
@@ -89,9 +88,11 @@ def _operation(node: Node, call: OperatorCall, known: dict[Any, Any]) -> Operati
             f"{len(node.outputs)}; a search cannot tell them apart"
         )
     key = repr((call.func, dict(call.arguments), call.results))
-    if key not in known:
-        known[key] = _analysed(call)
-    found, sizes, is_elementwise = known[key]
+    if key not in known and (described := describe(call)) is not None:
+        found = strategies(described, call.shapes, call.results)
+        sizes = extents(described, call.shapes, call.results)
+        known[key] = tuple(found), sizes, described.is_elementwise
+    found, sizes, is_elementwise = known.setdefault(key, ((), {}, False))
     return Operation(
         name=call.name,
         operands=node.inputs,
@@ -102,12 +103,3 @@ def _operation(node: Node, call: OperatorCall, known: dict[Any, Any]) -> Operati
         call=call,
         is_elementwise=is_elementwise,
     )
-
-
-def _analysed(call: OperatorCall) -> tuple[tuple[Strategy, ...], dict[str, int], bool]:
-    described: Description | None = describe(call)
-    if described is None:
-        return (), {}, False
-    found = strategies(described, call.shapes, call.results)
-    sizes = extents(described, call.shapes, call.results)
-    return tuple(found), sizes, described.is_elementwise

@@ -114,6 +114,13 @@ class Model(ABC):
         last, masks and ids travel as integers."""
 
 
+def embed_first(
+    tokens: nn.Module, state: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """(ids, other) to (other, embedded ids)."""
+    return state[1], tokens(state[0])
+
+
 def tied_logits(embedding: nn.Module, hidden: Tensor) -> Tensor:
     """Logits through the embedding's own weight (tied output layer)."""
     weight = embedding.weight

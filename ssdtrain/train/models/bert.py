@@ -15,6 +15,7 @@ from ssdtrain.train.models.base import (
     Layer,
     Model,
     TokenEmbedding,
+    embed_first,
     initialise,
     run_block,
     tied_logits,
@@ -42,12 +43,6 @@ def bert_config(settings: ModelSettings, vocab_size: int) -> BertConfig:
         pad_token_id=None,
         attn_implementation="sdpa",
     )
-
-
-def embed(tokens: nn.Module, inputs: tuple[Tensor, Tensor]) -> State:
-    """(ids, mask) to (mask, embedded tokens)."""
-    ids, mask = inputs
-    return mask, tokens(ids)
 
 
 class BertPositions(nn.Module):
@@ -133,7 +128,7 @@ class Bert(Model):
             for index in range(config.num_hidden_layers)
         ]
         return [
-            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=embed),
+            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=embed_first),
             Layer(BertPositions, (config,)),
             *blocks,
             Layer(Transform, (config,)),

@@ -21,6 +21,7 @@ from ssdtrain.train.models.base import (
     Layer,
     Model,
     TokenEmbedding,
+    embed_first,
     initialise,
     run_block,
     tied_logits,
@@ -58,18 +59,6 @@ def decoder_config(config: T5Config) -> T5Config:
     own.is_decoder = True
     own.num_layers = config.num_decoder_layers
     return own
-
-
-def embed_source(tokens: nn.Module, inputs: State) -> State:
-    """(source ids, target ids) to (target ids, embedded source)."""
-    source, target = inputs
-    return target, tokens(source)
-
-
-def embed_target(tokens: nn.Module, state: State) -> State:
-    """(target ids, encoded) to (encoded, embedded target)."""
-    target, encoded = state
-    return encoded, tokens(target)
 
 
 class Drop(nn.Module):
@@ -167,11 +156,11 @@ class T5(Model):
         tied = config.tie_word_embeddings
         scaled = getattr(config, "scale_decoder_outputs", tied)
         return [
-            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=embed_source),
+            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=embed_first),
             Layer(Drop, (config,)),
             *(Layer(EncoderBlock, (config, i, how)) for i in range(config.num_layers)),
             Layer(Norm, (config,)),
-            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=embed_target),
+            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=embed_first),
             Layer(Drop, (config,)),
             *(Layer(DecoderBlock, (own, i, how)) for i in range(own.num_layers)),
             Layer(Norm, (config, config.d_model**-0.5 if scaled else None)),

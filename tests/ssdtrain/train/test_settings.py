@@ -3,10 +3,12 @@
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.train.engine import engine_config
 from ssdtrain.train.pipeline import choose_stages
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.settings import RunSettings
@@ -31,6 +33,15 @@ Make = Callable[..., RunSettings]
 def test_refused(tiny: Make, group: str, values: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny(**{group: values})
+
+
+def test_ones_own_deepspeed_settings_lie_over_the_implied_ones(tiny: Make) -> None:
+    implied = engine_config(tiny())
+    own: dict[str, Any] = {"zero_optimization": {"overlap_comm": True}}
+    own |= {"fp16": None, "betas": [1, 2]}
+    merged = {**implied["zero_optimization"], **own["zero_optimization"]}
+    found = engine_config(tiny(engine={"config": own}))
+    assert found == {**implied, **own, "zero_optimization": merged}
 
 
 @pytest.mark.parametrize(

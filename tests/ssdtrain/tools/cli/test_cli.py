@@ -225,6 +225,11 @@ def test_a_plain_run_writes_its_files(
         "trace.json",
     }
     assert "verified: losses equal, weights equal" in capsys.readouterr().out
+    # A picture that cannot be drawn costs a line, and not the run.
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["train", *words]) == 0
+    told = capsys.readouterr().err
+    assert "ssdtrain: no memory.png: this needs matplotlib, which is not" in told
 
 
 class Logging(Breaking):

@@ -110,6 +110,18 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.usefixtures("capfd")  # a file is no reader that can be gone
+def test_a_broken_pipe_of_a_commands_own_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(args: argparse.Namespace) -> int:
+        raise BrokenPipeError("of a rank")
+
+    monkeypatch.setattr("ssdtrain.tools.cli.paths.run", broken)
+    with pytest.raises(BrokenPipeError, match="of a rank"):
+        main(["paths"])
+
+
 @pytest.mark.parametrize(
     ("rank", "told"), [("0", "ssdtrain paths: interrupted\n"), ("1", "")]
 )

@@ -94,6 +94,8 @@ def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert long.traffic.moved_bytes + long.traffic.again_bytes > 0
     assert f"Host memory needed: {bytes_text(long.traffic.host_bytes)}." in told
     assert "--loss fused asks" in told
+    moved = replace(long, traffic=replace(long.traffic, again_bytes=0))
+    assert "and back, and computes nothing again." in "\n".join(fits_lines(moved))
     rest = long.weight_bytes + long.optimizer_bytes + long.activation_bytes
     assert rest == rows[PLAIN].memory_bytes, "what is told of plain training adds up"
     assert len(told.splitlines()) <= 24 and max(map(len, fits_lines(long))) <= 120
@@ -136,6 +138,8 @@ def test_options_that_would_be_ignored_are_refused(
     assert "for FILE.py:FUNCTION; give --tokens" in capsys.readouterr().err
     assert main(["fits", "my.py:build", "--tokens", "4k"]) == 2
     assert "for public models; give --micro-batch" in capsys.readouterr().err
+    assert main(["fits", "my.py", "--micro-batch", "4"]) == 2
+    assert "name its function, such as my.py:build" in capsys.readouterr().err
 
 
 def test_slips_are_told(tmp_path: Path) -> None:

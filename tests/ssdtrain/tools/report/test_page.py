@@ -142,9 +142,11 @@ def test_a_graph_run_has_figures_with_units(graph_run: Path) -> None:
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:
-    paths = [a_run(tmp_path / name) for name in ("one", "two")]
+    failed = {"losses_equal": False, "weights_equal": True}
+    paths = [a_run(tmp_path / "one"), a_run(tmp_path / "two", verdict=failed)]
     text = page([read_run(path) for path in paths])
     assert "id='compared'" in text
+    assert text.count("class='bad'>FAILED: losses equal") == 1
     assert "one:\nname: one\ntwo:\nname: two" in text  # what differs, and no more
     assert "one, with ssdtrain" in text and "two, with ssdtrain" in text
 
