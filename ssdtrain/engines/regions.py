@@ -27,11 +27,13 @@ def attach(
     root: nn.Module, found: list[Region], regions: Regions, patches: Patches
 ) -> None:
     """Let every call of these modules be a region call, if it is chosen."""
-    regions.normalizations.extend(filter(has_statistics, root.modules()))
+    normalizations = [*filter(has_statistics, root.modules())]
+    regions.normalizations.extend(normalizations)
     is_compiled = vars(root).get(COMPILED) is not None
     # By name: to import it takes a second.
     is_compiled = is_compiled or type(root).__name__ == "OptimizedModule"
     for region in found:
+        region.watch.belongs_to(root, region.path, normalizations)
         if is_compiled:
             regions.refuse_compiled(region)
         else:

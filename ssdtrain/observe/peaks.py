@@ -72,12 +72,14 @@ class RetryWatch:
         self._device = device
         self._num_steps = 0
         """Since the plan was taken."""
-        self._looks: list[tuple[int, int]] = []
-        """Steps and retries by then, since a look saw no new ones."""
+        self._first = 0, 0
+        """Steps and retries when a look last saw no new ones."""
+        self._last: tuple[int, int] | None = None
+        """In the last look."""
 
     def planned(self) -> None:
         """Another plan is followed from now on."""
-        self._num_steps, self._looks = 0, []
+        self._num_steps, self._last = 0, None
 
     def step(self, *, grows: bool) -> bool:
         """Count the start of a step; whether the allocator had to try again since the
@@ -93,9 +95,10 @@ class RetryWatch:
         if memory is None:
             return False
         now = self._num_steps, memory.num_retries
-        if not self._looks or self._looks[-1][1] == memory.num_retries:
-            self._looks = [now]
+        # Fewer: the user's program has set the allocator's counts to zero.
+        if self._last is None or memory.num_retries <= self._last[1]:
+            self._first = self._last = now
             return False
-        self._looks.append(now)
-        steps, retries = (now[n] - self._looks[0][n] for n in range(2))
+        self._last = now
+        steps, retries = (now[n] - self._first[n] for n in range(2))
         return not grows or (steps >= ENOUGH and 2 * retries > steps)

@@ -14,7 +14,7 @@ tensors that were written or freed, and hooks that were added.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from ssdtrain.regions.inventory import (
 )
 from ssdtrain.regions.reads import Reads, versions_of
 from ssdtrain.regions.restore import Undo, put_back, put_items
-from ssdtrain.regions.updated import NONE_UPDATED, Updated
+from ssdtrain.regions.updated import NONE_UPDATED, Updated, storages
 from ssdtrain.regions.weights import has_place
 
 
@@ -95,6 +95,7 @@ class Seen:
         reads: what their code reads of others.
         refusal: why they cannot run again as they are; None: they can.
         updated: buffers that their forward updates, and a re-run gets copies of.
+        statistics: places of storages that normalizations of the model update.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Seen:
         reads: Reads,
         refusal: str | None,
         updated: Updated = NONE_UPDATED,
+        statistics: Set[int] = frozenset(),
     ) -> None:
         asked = reads.asked
         self.updated = updated
@@ -113,12 +115,12 @@ class Seen:
         ]
         self.reads = reads
         self.values = reads.values()
-        self.deep = Deep([*attributes_of(modules), *reads.tops()], modules)
+        self.deep = Deep([*attributes_of(modules), *reads.tops()], modules, asked)
         self.tensors: list[Tensor] = []
         """Parameters and buffers, but for `updated`."""
         self._inventory = self._listed(modules)
         self.refusal = refusal or reads.refusal or self._uncounted()
-        self.refusal = self.refusal or self.deep.refusal or self._sharing()
+        self.refusal = self.refusal or self.deep.refusal or self._sharing(statistics)
         self.placed = [each for each in self.tensors if has_place(each)]
         """Those of them that have bytes of their own."""
         self._fingerprint = self._inventory.fingerprint()
@@ -162,10 +164,11 @@ class Seen:
                     return f"{name} is an inference tensor, which counts no changes"
         return None
 
-    def _sharing(self) -> str | None:
-        read = (*self.tensors, *self._inventory.tensors) if self.updated.ids else ()
-        shares = any(map(self.updated.shares, read))
-        return "it reads statistics that it updates by another name" if shares else None
+    def _sharing(self, statistics: Set[int]) -> str | None:
+        read = (*self.tensors, *self._inventory.tensors) if statistics else ()
+        places = storages(filter(has_place, read))
+        shared = not statistics.isdisjoint(places)
+        return "it reads statistics that a normalization updates" if shared else None
 
     def unwritten(self) -> Iterable[Tensor]:
         """Tensors that no forward is known to update, and whose bytes are theirs."""

@@ -3,8 +3,9 @@
 [Note: further inside]
 An attribute or a global may be a tuple, an object with slots, a NumPy array, a class
 that serves as a namespace, a partial function, a module that is registered nowhere or
-around the region (then its attributes alone), or hold such things, some levels deep
-(`self.config.rope["factor"]`). All of it is compared: what has changed is put back for
+around the region (of its parts, those alone that the region's code may ask for by
+name), or hold such things, some levels deep (`self.config.rope["factor"]`). All of it
+is compared: what has changed is put back for
 a re-run, and a forward that changes it does not run again. A `threading.local` is
 looked at in whichever thread asks: the thread of a re-run gets what the forward's
 thread had, for as long as it runs. What goes on from where it stands and cannot be set
@@ -73,19 +74,27 @@ class Deep:
         tops: attributes and globals, by what errors call them. One level into lists,
             dictionaries and plain objects among them is somebody else's.
         modules: of the region; they are somebody else's, too.
+        asked: names that its code may ask for.
     """
 
     def __init__(
-        self, tops: Iterable[tuple[str, Any]], modules: Iterable[nn.Module]
+        self,
+        tops: Iterable[tuple[str, Any]],
+        modules: Iterable[nn.Module],
+        asked: set[str],
     ) -> None:
         self.refusal: str | None = None
         """What cannot be set back; None: nothing."""
         self._held: list[Held] = []
         own = list(modules)
         self._root = own[0] if own else None
+        self._asked = asked
         self._seen = set(map(id, own))
         for name, value in tops:
-            self._visit(name, value, MAX_DEPTH)
+            waiting = [(value, MAX_DEPTH)]
+            while waiting:  # lists may be in one another deeper than calls may
+                inside = self._visit(name, *waiting.pop())
+                waiting += reversed(list(inside))
 
     def changed(self) -> str | None:
         """What has changed inside; None: nothing."""
@@ -116,7 +125,8 @@ class Deep:
             else:
                 inventory.computed(value, contents_of)
 
-    def _visit(self, name: str, value: Any, depth: int) -> None:
+    def _visit(self, name: str, value: Any, depth: int) -> Iterator[tuple[Any, int]]:
+        """Look at an object, and give what is inside."""
         # A proxy says that it is a dictionary, and is none.
         if isinstance(value, FIXED) or type(value) in weakref.ProxyTypes:
             return
@@ -133,10 +143,18 @@ class Deep:
             contents = contents_of(value)
             if contents is not None:
                 self._held.append(Held(name, value, contents))
-        for each in _attributes(value) if is_around else children_of(value):
+        for each in self._named_in(value) if is_around else children_of(value):
             # Containers in containers are one level, as deep as they are.
             is_level = depth == MAX_DEPTH or not _are_containers(value, each)
-            self._visit(name, each, depth - is_level)
+            yield each, depth - is_level
+
+    def _named_in(self, module: nn.Module) -> list[Any]:
+        """Attributes of a module around the region, and parts that its code may name:
+        those of lists have numbers."""
+        held = module._modules, module._parameters, module._buffers
+        parts = (each for one in held for each in one.items())
+        named = [x for name, x in parts if name in self._asked or name.isdigit()]
+        return named + _attributes(module)
 
     def _is_apart(self, module: nn.Module) -> bool:
         """Whether a module has nothing to do with the region's: it is not around it."""

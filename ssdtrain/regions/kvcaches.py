@@ -12,7 +12,6 @@ now, is an error, as losses would be others.
 
 import weakref
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -94,8 +93,8 @@ class EmptyCache:
         for number, at in used:
             own = vars(parts[number])
             if WITHHELD not in own:
-                own[WITHHELD], part = set(), weakref.ref(parts[number])
-                own.update({name: partial(_told, part, name) for name in LENGTHS})
+                own[WITHHELD] = set()
+                own.update({name: Told(parts[number], name) for name in LENGTHS})
                 self._versions = _versions(self.original())
             own[WITHHELD].add(at)
 
@@ -240,17 +239,31 @@ def _is_unused(layer: Any) -> bool:
     return {*map(type, held.values())} <= STEADY
 
 
-def _told(part: Callable[[], Any], name: str, *args: Any, **kwargs: Any) -> Any:
-    """As its method. Its last argument is the number of a layer, or it is the first."""
-    cache = part()
-    at = kwargs.get("layer_idx", args[-1] if len(args) > LENGTHS[name] else 0)
-    if at in vars(cache)[WITHHELD]:
-        raise RegionError(
-            "a KV cache that stayed empty is asked for its length. Call the model "
-            "with use_cache=True where you use its cache, and with use_cache=False "
-            "elsewhere."
-        )
-    return getattr(type(cache), name)(cache, *args, **kwargs)
+class Told:
+    """A method of a cache that tells a length; of its copy, where that is copied.
+
+    Args:
+        cache: that has it among its attributes, so it is not held.
+        name: of the method.
+    """
+
+    def __init__(self, cache: Any, name: str) -> None:
+        self._cache, self._name = weakref.ref(cache), name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Told, (self._cache(), self._name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Its last argument is the number of a layer, or it is the first."""
+        cache, place = self._cache(), LENGTHS[self._name]
+        at = kwargs.get("layer_idx", args[-1] if len(args) > place else 0)
+        if at in vars(cache)[WITHHELD]:
+            raise RegionError(
+                "a KV cache that stayed empty is asked for its length. Call the model "
+                "with use_cache=True where you use its cache, and with use_cache=False "
+                "elsewhere."
+            )
+        return getattr(type(cache), self._name)(cache, *args, **kwargs)
 
 
 def _versions(cache: Any) -> list[int]:

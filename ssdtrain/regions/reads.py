@@ -5,7 +5,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from functools import partial
 from types import (
     BuiltinFunctionType,
@@ -60,7 +60,8 @@ BY_NAME = frozenset(("eval", "exec", "globals"))
 """Functions by which code may read whatever there is."""
 PAST_VERSIONS = frozenset(
     """
-    data storage untyped_storage data_ptr numpy to_dlpack from_dlpack
+    data storage untyped_storage data_ptr numpy asarray asanyarray __array__ to_dlpack
+    from_dlpack __dlpack__ swap_tensors
     """.split()
 )
 """What leads to a tensor's bytes past its version. Adapters of installed packages name
@@ -94,9 +95,16 @@ class Reads:
     Args:
         classes: of the modules; torch's own are passed over.
         given: functions that they find among their attributes, by name.
+        outer: those that none of them calls, though they may reach them.
     """
 
-    def __init__(self, classes: Iterable[type], given: Iterable[Call] = ()) -> None:
+    def __init__(
+        self,
+        classes: Iterable[type],
+        given: Iterable[Call] = (),
+        outer: Set[Any] = frozenset(),
+    ) -> None:
+        self._outer = outer
         self._classes: list[type] = []
         self._globals: dict[str, tuple[dict[str, Any], str]] = {}
         self._attributes: dict[str, tuple[type, str]] = {}
@@ -119,6 +127,7 @@ class Reads:
                     continue
                 self._classes.append(each)
                 own += functions_of_class(each)
+        self._of_classes = {each.function for each in own}
         # What a forward calls first: other methods as far as they go.
         seen = dict.fromkeys(self._look_at_all([*own, *given]))
         for call in own:
@@ -144,6 +153,8 @@ class Reads:
             for call in called:
                 _, function, _ = call
                 if function in seen or _is_taken_to_stay(function):
+                    continue
+                if function in self._outer and function not in self._of_classes:
                     continue
                 if len(seen) == MAX_FUNCTIONS:
                     self.may_draw = True

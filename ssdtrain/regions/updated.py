@@ -39,7 +39,8 @@ class BufferPlace(NamedTuple):
     buffer: Tensor
 
 
-def _storages(tensors: list[Tensor]) -> set[int]:
+def storages(tensors: Iterable[Tensor]) -> set[int]:
+    """Where their storages are told apart."""
     return {*map(PLACE, map(STORAGE, tensors))}
 
 
@@ -50,7 +51,7 @@ class Updated:
         self._places = places
         self._buffers = [place.buffer for place in places]
         self.ids = set(map(id, self._buffers))
-        self._storages = _storages(self._buffers)
+        self._storages = storages(self._buffers)
 
     def values(self) -> list[Tensor]:
         """Copies of them as they are now."""
@@ -63,7 +64,7 @@ class Updated:
     def shares(self, tensor: Tensor) -> bool:
         """Whether it has the bytes of one of them, under another name."""
         apart = id(tensor) not in self.ids and has_place(tensor)
-        return apart and not self._storages.isdisjoint(_storages([tensor]))
+        return apart and not self._storages.isdisjoint(storages([tensor]))
 
     @contextmanager
     def replaced(self, values: list[Tensor], ids: set[int]) -> Iterator[None]:
@@ -110,6 +111,13 @@ def has_statistics(module: nn.Module) -> bool:
     return is_norm_of_torch and module._buffers.get("running_mean") is not None
 
 
+def storages_of(normalizations: Iterable[nn.Module]) -> set[int]:
+    """Those of the statistics that these may update."""
+    held = (x._buffers.values() for x in normalizations if x.track_running_stats)
+    buffers = (each for one in held for each in one if each is not None)
+    return storages(filter(has_place, buffers))
+
+
 def updated_by(modules: Sequence[nn.Module], *, are_asked_for: bool) -> Updated | None:
     """The statistics that the batch normalizations among a region's modules update: in
     evaluation before backward comes. None: others may read them.
@@ -139,7 +147,7 @@ def _are_apart(places: list[BufferPlace]) -> bool:
         is_plain = type(each) is Tensor and each.layout is torch.strided
         if not is_plain or each._base is not None or each.requires_grad:
             return False
-    return len(_storages(buffers)) == len(places)
+    return len(storages(buffers)) == len(places)
 
 
 def _are_reached(modules: Sequence[nn.Module], updated: Updated) -> bool:

@@ -39,6 +39,7 @@ from ssdtrain.regions.updated import (
     STATISTICS,
     has_statistics,
     is_norm,
+    storages_of,
     updated_by,
 )
 
@@ -95,6 +96,21 @@ class Watch:
         """Whether that code may update statistics past their versions."""
         self._modes: set[tuple[bool, ...]] = set()
         """`training` of all modules, as it was in some call."""
+        self._normalizations: list[nn.Module] = []
+        """Of the whole model."""
+        self._outer: set[Any] = set()
+        """Forwards of the modules around it, which it does not call."""
+
+    def belongs_to(
+        self, root: nn.Module, path: str, normalizations: list[nn.Module]
+    ) -> None:
+        """It is at this path of a model with these normalizations."""
+        self._normalizations = normalizations
+        names = path.split(".")
+        for number in range(len(names)):
+            around = root.get_submodule(".".join(names[:number]))
+            kinds = type(around).__mro__
+            self._outer.update(vars(kind).get("forward") for kind in kinds)
 
     def standing_refusal(self) -> str | None:
         """Why the module can never run again, whatever its calls do; None: it can."""
@@ -137,11 +153,11 @@ class Watch:
         given = [*self._own, *_functions_among(modules)]
         if kinds != self._kinds or given != self._given:
             self._kinds, self._given = kinds, given
-            self._reads = Reads(kinds, given)
+            self._reads = Reads(kinds, given, self._outer)
             others = {type(each) for each in modules if not is_norm(each)}
             asked = self._reads.asked
             if len(others) < len(kinds):
-                asked = Reads(others, given).asked
+                asked = Reads(others, given, self._outer).asked
             self._asks_for_statistics = not STATISTICS.isdisjoint(asked)
             self._normalizes = not NORMALIZING.isdisjoint(asked)
             self._judge()
@@ -153,12 +169,13 @@ class Watch:
         names = [list(_interesting(each)) for each in modules]
         updated = updated_by(modules, are_asked_for=self._asks_for_statistics)
         reason = self.hooks(modules)
-        if updated is None:
+        if updated is None or (self._asks_for_statistics and self._normalizations):
             reason = "others may read the statistics of its normalization"
             updated = NONE_UPDATED
         if any(self._may_update(each) for each in modules if not is_norm(each)):
             reason = "a normalization of its own may update statistics at times"
-        return Seen(modules, names, self._reads, reason, updated)
+        statistics = storages_of(self._normalizations)
+        return Seen(modules, names, self._reads, reason, updated, statistics)
 
     def _may_update(self, module: nn.Module) -> bool:
         """Whether code that is not batch normalization's may write to statistics."""

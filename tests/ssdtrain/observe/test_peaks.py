@@ -92,8 +92,10 @@ def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
         ([0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5], True, False),
         ([0, 0, 0, *range(1, 12)], True, True),
         ([7, 9, 11, 13, 15, 17], True, True),
+        ([7, 7, 0], False, False),
+        ([7, 0, 1], False, True),
     ],
-    ids=["whole", "once", "seldom", "begins", "always"],
+    ids=["whole", "once", "seldom", "begins", "always", "zeroed", "zeroed before"],
 )
 def test_segments_that_grow_may_need_a_retry_now_and_then(
     retries: list[int], grows: bool, is_short: bool

@@ -5,6 +5,7 @@ import functools
 import itertools
 import os
 import random
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -372,6 +373,21 @@ def test_proxies_are_not_what_they_lead_to() -> None:
 
     inner = [weakref.proxy(counts)]
     ours, refused, theirs = both(read, make=lambda: weakref.proxy(counts), inner=inner)
+    assert not refused and same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_containers_may_be_in_one_another_deeper_than_calls(kind: type) -> None:
+    """A linked list; and one that holds itself."""
+
+    def make() -> Any:
+        found, ring = kind(), [1.0]
+        ring.append(ring)  # type: ignore[arg-type]
+        for _ in range(2 * sys.getrecursionlimit()):
+            found = kind((1.0, found))
+        return [found, ring]
+
+    ours, refused, theirs = both(lambda s, x: x * s.thing[0][0], make=make)
     assert not refused and same_bits(ours, theirs)
 
 

@@ -1,7 +1,11 @@
 """Layers that are given an empty KV cache in training run again: [Note: KV caches] in
 ssdtrain/regions/kvcaches.py."""
 
+import copy
+import gc
 import logging
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -103,6 +107,22 @@ def test_an_empty_cache_does_not_say_how_long_it_is(kind: str) -> None:
         assert cache.get_seq_length(2) == 0  # no layer has that one
         assert cache.get_mask_sizes(8, 2) == (8, 0)
         assert model(**given, use_cache=True).past_key_values.get_seq_length() == 8
+
+
+@pytest.mark.parametrize("kind", ["Llama", "T5"])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))]
+)
+def test_nor_does_its_copy(kind: str, copied: Callable[[Any], Any]) -> None:
+    """Though the cache itself is gone."""
+    model, ids = built(kind), torch.ones(2, 8, dtype=torch.int64)
+    with offloaded(model):
+        cache = copied(model(input_ids=ids, labels=ids).past_key_values)
+    gc.collect()
+    cache = getattr(cache, "self_attention_cache", cache)
+    with pytest.raises(RegionError, match="asked for its length"):
+        cache.get_seq_length()
+    assert cache.get_mask_sizes(8, 2) == (8, 0)
 
 
 def _moved(layer: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,20 @@ class ByNumpy(Reads):
     def touch(self, x: Tensor) -> Tensor:
         if WRITES[0]:
             self.mean.numpy()[:] += 0.5
+        return x + self.mean
+
+
+class AsArray(Reads):
+    def touch(self, x: Tensor) -> Tensor:
+        if WRITES[0]:
+            numpy.asarray(self.mean)[:] += 0.5
+        return x + self.mean
+
+
+class Swapped(Reads):
+    def touch(self, x: Tensor) -> Tensor:
+        if WRITES[0]:
+            torch.utils.swap_tensors(self.mean, self.mean + 0.5)
         return x + self.mean
 
 
@@ -118,7 +133,8 @@ class ByKernel(Reads):
         return x
 
 
-KINDS = [Buffer, ByNumpy, Attribute, Global, Weight, OtherData, Argument, ByKernel]
+KINDS = [Buffer, ByNumpy, AsArray, Swapped, Attribute, Global, Weight, OtherData]
+KINDS += [Argument, ByKernel]
 
 
 @pytest.mark.parametrize("plan", ["keep-all", "offload-all"])
