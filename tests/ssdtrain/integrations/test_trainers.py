@@ -133,6 +133,6 @@ def test_hooks_that_are_not_reached(tmp_path: Path) -> None:
     }.items():
         said = fails(f"{old}import {module}\n", tmp_path, trainer, "fit")
         assert "0.1 is installed" in said
-    for trainer in ("swift", "nemo_automodel"):
+    for trainer in ("swift", "nemo_automodel", "axolotl", "torchtitan"):
         said = fails(old + SCRIPTS[trainer][1], tmp_path, trainer)
         assert "0.1 is installed" in said
