@@ -52,7 +52,11 @@ TRAINERS := axolotl==0.19.0 torchtitan==0.3.0 verl==0.9.1 llamafactory==0.9.5 \
 BESIDE := tyro docstring_parser typeguard addict spmd_types torchdata ray tensordict \
   pyvers orjson jsonschema jsonschema_specifications referencing rpds_py torchao \
   modelscope modelscope_hub json_repair attrdict dacite transformers_stream_generator \
-  cryptography cffi pycparser oss2 msgpack pandas pyarrow
+  cryptography cffi pycparser oss2 msgpack pandas pyarrow httpx httpcore
+# Other versions than those of the test environment, without which a trainer's own loop
+# does not start.
+PINS_llamafactory := transformers==5.6.0 trl==0.24.0 peft==0.18.1 tokenizers==0.22.2 \
+  huggingface_hub==1.17.0 datasets==4.0.0
 TRIED := trainers.py interfaces.py restarts.py
 INTEGRATIONS = $(CURDIR)/$(VENV)/integrations
 
@@ -63,7 +67,8 @@ $(VENV)/integrations/beside/.installed: $(VENV)/.installed-test
 	@touch $@
 
 $(VENV)/integrations/%.passed: $(VENV)/integrations/beside/.installed
-	$(INSTALL) --no-deps --upgrade --target "$(INTEGRATIONS)/$*/site-packages" "$*"
+	$(INSTALL) --no-deps --upgrade --target "$(INTEGRATIONS)/$*/site-packages" "$*" \
+	  $(PINS_$(firstword $(subst ==, ,$*)))
 	SSDTRAIN_INTEGRATION=$(subst ms_swift,swift,$(firstword $(subst ==, ,$*))) \
 	  PYTHONPATH="$(INTEGRATIONS)/$*/site-packages:$(INTEGRATIONS)/beside/site-packages" \
 	  $(PYTEST) $(addprefix tests/ssdtrain/integrations/test_,$(TRIED))

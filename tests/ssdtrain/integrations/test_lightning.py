@@ -96,6 +96,14 @@ def test_nothing_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
             factory()
 
 
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "fit")
+    monkeypatch.setattr("ssdtrain.integrations.installed", lambda name: "9.1")
+    for factory in (ours.trainer_callbacks, ours.fabric_callbacks):
+        with pytest.raises(ConfigError, match=r"lightning>=2.5,<3; 9.1 is installed"):
+            factory()
+
+
 def test_a_second_trained_module_of_fabric_is_refused() -> None:
     import torch
     from lightning import Fabric

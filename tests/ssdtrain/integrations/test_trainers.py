@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ssdtrain.integrations.loop_scripts import LOOPS
 from tests.ssdtrain.integrations.scripts import (
     ALL,
     ONLY,
@@ -19,6 +20,7 @@ from tests.ssdtrain.integrations.scripts import (
 )
 from tests.ssdtrain.integrations.trainer_scripts import SCRIPTS
 
+Scripts = dict[str, tuple[str, str, bool]]
 STANDINS = Path(__file__).with_name("standins")
 
 
@@ -36,18 +38,29 @@ def paths(trainer: str) -> str:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_equal_bits(name: str, tmp_path: Path) -> None:
+def trained_alike(name: str, scripts: Scripts, tmp_path: Path) -> None:
+    """Compare the bits of a script of `scripts` with and without ssdtrain."""
     trainer = name.partition(" ")[0]
     if ONLY not in (None, trainer):
         pytest.skip(f"SSDTRAIN_INTEGRATION={ONLY}")
-    plain, ours, setting = SCRIPTS[name]
+    plain, ours, setting = scripts[name]
     more = {"PYTHONPATH": paths(trainer)}
     assert_equal_bits(
         run(ours, tmp_path, ALL if setting else None, **more),
         run(plain, tmp_path, **more),
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_equal_bits(name: str, tmp_path: Path) -> None:
+    trained_alike(name, SCRIPTS, tmp_path)
+
+
+@pytest.mark.skipif(ONLY is None, reason="make integrations")
+@pytest.mark.parametrize("name", LOOPS)
+def test_equal_bits_in_its_own_loop(name: str, tmp_path: Path) -> None:
+    trained_alike(name, LOOPS, tmp_path)
 
 
 def fails(
@@ -120,6 +133,6 @@ def test_hooks_that_are_not_reached(tmp_path: Path) -> None:
     }.items():
         said = fails(f"{old}import {module}\n", tmp_path, trainer, "fit")
         assert "0.1 is installed" in said
-    for trainer in ("swift", "nemo_automodel"):
+    for trainer in ("swift", "nemo_automodel", "axolotl", "torchtitan"):
         said = fails(old + SCRIPTS[trainer][1], tmp_path, trainer)
         assert "0.1 is installed" in said

@@ -1,0 +1,100 @@
+"""Scripts that train with a trainer's own loop, from its own configuration: plain, with
+ssdtrain, and whether SSDTRAIN is what switches it on. Not a test file."""
+
+from tests.ssdtrain.integrations.scripts import END, MODEL
+
+CHECKPOINT = (
+    MODEL
+    + """
+import json
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{n}": n for n in range(3, 64)}}
+made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+made.pre_tokenizer = pre_tokenizers.Whitespace()
+model.save_pretrained("tiny")
+PreTrainedTokenizerFast(
+    tokenizer_object=made, pad_token="<pad>", unk_token="<pad>", bos_token="<s>",
+    eos_token="</s>",
+).save_pretrained("tiny")
+with open("data.jsonl", "w") as file:
+    for row in tokens.tolist():
+        told = [f"w{each}" for each in row]
+        row = {"instruction": " ".join(told[:8]), "input": ""}
+        print(json.dumps({**row, "output": " ".join(told[8:])}), file=file)
+
+trainers = []
+
+def keep(kind, name):
+    \"\"\"Let `kind.name` leave its trainer in `trainers`.\"\"\"
+    real = getattr(kind, name)
+    def method(self, *args, **kwargs):
+        trainers.append(self)
+        return real(self, *args, **kwargs)
+    setattr(kind, name, method)
+"""
+)
+OF_TRANSFORMERS = (
+    """
+[trainer] = trainers
+losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+callbacks, model = trainer.callback_handler.callbacks, trainer.model
+"""
+    + END
+)
+FACTORY = (
+    """
+import os
+os.makedirs("torchaudio", exist_ok=True)  # LLaMA-Factory imports it, for no text
+open("torchaudio/__init__.py", "w").close()
+"""
+    + CHECKPOINT
+)
+LLAMAFACTORY = (
+    FACTORY
+    + """
+from llamafactory.train.tuner import run_exp
+from transformers import Trainer
+keep(Trainer, "train")
+with open("dataset_info.json", "w") as file:
+    json.dump({"data": {"file_name": "data.jsonl"}}, file)
+run_exp(dict(
+    stage="sft", model_name_or_path="tiny", finetuning_type="full", do_train=True,
+    dataset="data", dataset_dir=".", template="empty", cutoff_len=64, output_dir="out",
+    max_steps=4, per_device_train_batch_size=2, logging_steps=1, learning_rate=1e-2,
+    disable_gradient_checkpointing=True, report_to="none", save_strategy="no",
+    use_cpu=True, dataloader_pin_memory=False, overwrite_output_dir=True,
+))
+"""
+    + OF_TRANSFORMERS
+)
+LLAMAFACTORY_V1 = (
+    FACTORY
+    + """
+import llamafactory.v1.core.base_trainer as base
+from llamafactory.v1.trainers.sft_trainer import run_sft
+keep(base.BaseTrainer, "fit")
+losses = []
+
+class Losses(base.TrainerCallback):
+    def on_step_end(self, args, state, **kwargs):
+        losses.append(state.loss)
+
+base.LoggingCallback = Losses  # v1 keeps no history
+with open("data.yaml", "w") as file:
+    file.write("data: {path: data.jsonl, source: local, converter: alpaca}")
+run_sft(dict(
+    model="tiny", template="chatml", train_dataset="data.yaml", cutoff_len=64,
+    output_dir="out", micro_batch_size=2, max_steps=4, learning_rate=1e-2, bf16=False,
+    batching_workers=0, enable_activation_checkpointing=False,
+))
+[trainer] = trainers
+callbacks, model = trainer.callback_handler.callbacks, trainer.model
+"""
+    + END
+)
+LOOPS = {
+    "llamafactory": (LLAMAFACTORY, LLAMAFACTORY, True),
+    "llamafactory v1": (LLAMAFACTORY_V1, LLAMAFACTORY_V1, True),
+}
