@@ -247,7 +247,7 @@ class Told:
         name: of the method.
     """
 
-    def __init__(self, cache: Any, name: str) -> None:
+    def __init__(self, cache: object, name: str) -> None:
         self._cache, self._name = weakref.ref(cache), name
 
     def __reduce__(self) -> tuple[Any, ...]:
