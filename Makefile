@@ -30,7 +30,7 @@ test: $(VENV)/.installed-test
 
 # What of tests/ssdtrain runs in the other parts, so that all take about as long.
 HOSTS := $(addprefix tests/ssdtrain/,cache engines graphs megatron observe plan tools/project regions rebuild storage)
-TOOLS := $(addprefix tests/ssdtrain/tools/,foresight search)
+TOOLS := tests/ssdtrain/tools/foresight
 OTHERS := $(filter-out tests/ssdtrain,$(wildcard tests/*)) $(TOOLS)
 # Bytecode is kept, also where that is switched off: else each process, ranks too,
 # compiles the sources of torch, and of DeepSpeed, again: ten seconds and more.
