@@ -14,7 +14,7 @@ Another thread that uses the module while it runs again finds the copies as well
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -118,17 +118,20 @@ def storages_of(normalizations: Iterable[nn.Module]) -> set[int]:
     return storages(filter(has_place, buffers))
 
 
-def updated_by(modules: Sequence[nn.Module], *, are_asked_for: bool) -> Updated | None:
+def updated_by(
+    modules: Sequence[nn.Module], trained: Container[nn.Module], *, are_asked_for: bool
+) -> Updated | None:
     """The statistics that the batch normalizations among a region's modules update: in
     evaluation before backward comes. None: others may read them.
 
     Args:
+        trained: those that do at times.
         are_asked_for: whether other code does, by name.
     """
     found = [
         BufferPlace(module, name, buffer)
         for module in modules
-        if is_norm(module) and module.track_running_stats
+        if is_norm(module) and module in trained and module.track_running_stats
         for name in sorted(STATISTICS)
         if (buffer := module._buffers.get(name)) is not None
     ]

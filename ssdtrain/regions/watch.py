@@ -96,16 +96,25 @@ class Watch:
         """Whether that code may update statistics past their versions."""
         self._modes: set[tuple[bool, ...]] = set()
         """`training` of all modules, as it was in some call."""
+        self._trained = weakref.WeakSet[nn.Module]()
+        """Normalizations of the model that were in training mode at some time: batch
+        normalizations of a frozen part update nothing."""
         self._normalizations: list[nn.Module] = []
         """Of the whole model."""
         self._outer: set[Any] = set()
         """Forwards of the modules around it, which it does not call."""
 
     def belongs_to(
-        self, root: nn.Module, path: str, normalizations: list[nn.Module]
+        self,
+        root: nn.Module,
+        path: str,
+        normalizations: list[nn.Module],
+        trained: weakref.WeakSet[nn.Module],
     ) -> None:
-        """It is at this path of a model with these normalizations."""
+        """It is at this path of a model with these normalizations, of which all regions
+        note together which were in training mode."""
         self._normalizations = normalizations
+        self._trained = trained
         names = path.split(".")
         for number in range(len(names)):
             around = root.get_submodule(".".join(names[:number]))
@@ -167,14 +176,18 @@ class Watch:
             self._num_clean = 0
             self._judge()
         names = [list(_interesting(each)) for each in modules]
-        updated = updated_by(modules, are_asked_for=self._asks_for_statistics)
+        self._trained.update(m for m in modules if m.training and is_norm(m))
+        updated = updated_by(
+            modules, self._trained, are_asked_for=self._asks_for_statistics
+        )
         reason = self.hooks(modules)
         if updated is None or (self._asks_for_statistics and self._normalizations):
             reason = "others may read the statistics of its normalization"
             updated = NONE_UPDATED
         if any(self._may_update(each) for each in modules if not is_norm(each)):
             reason = "a normalization of its own may update statistics at times"
-        statistics = storages_of(self._normalizations)
+        writing = (n for n in self._normalizations if n in self._trained)
+        statistics = storages_of(writing)
         return Seen(modules, names, self._reads, reason, updated, statistics)
 
     def _may_update(self, module: nn.Module) -> bool:

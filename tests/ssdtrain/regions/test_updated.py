@@ -16,6 +16,7 @@ import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import InPlaceError
 from ssdtrain.plan.placement import Placement
+from ssdtrain.regions.updated import Updated
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.regions.plans import some_again
@@ -313,6 +314,29 @@ def test_a_model_that_was_in_evaluation_first() -> None:
     assert [Fallback.NO_REGION.value in each.fallbacks for each in reports] == [
         *(False, True, True, True, True),
     ]
+
+
+def test_a_normalization_that_is_frozen_has_no_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until it trains; a model that was frozen before and is trained later."""
+    copied, values = list[int](), Updated.values
+
+    def counted(updated: Updated) -> list[Tensor]:
+        copied.append(len(updated.ids))
+        return values(updated)
+
+    def later(model: nn.Module, x: Tensor) -> Tensor:
+        model.train(len(x) > BATCH)
+        return one_forward(model, x)
+
+    monkeypatch.setattr(Updated, "values", counted)
+    for loss_of, copies in ((one_forward, False), (later, True)):
+        copied.clear()
+        plain, _ = trained(Block, loss_of, nn.Module.eval)
+        ours, reports = trained(Block, loss_of, nn.Module.eval, **SETTINGS)
+        assert same_bits(plain, ours) and any(copied) == copies
+        assert all(each.recipes.get("region") for each in reports)
 
 
 def test_under_a_plan(tmp_path: Any) -> None:
