@@ -36,7 +36,8 @@ from ssdtrain.regions.conditions import modes_stand
 from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.find import Region
 from ssdtrain.regions.kvcaches import EmptyCaches, Slots, with_given, with_own
-from ssdtrain.regions.weights import PLACE, STORAGE, has_place
+from ssdtrain.regions.updated import storages, storages_of
+from ssdtrain.regions.weights import has_place
 
 if TYPE_CHECKING:
     from ssdtrain.cache.cache import TensorCache
@@ -330,9 +331,7 @@ class Regions:
     def _is_statistic(self, leaf: Any) -> bool:
         if type(leaf) is not Tensor or leaf.requires_grad or not has_place(leaf):
             return False
-        held = (each._buffers.values() for each in self.normalizations)
-        own = [x for one in held for x in one if x is not None and has_place(x)]
-        return PLACE(STORAGE(leaf)) in map(PLACE, map(STORAGE, own))
+        return not storages_of(self.normalizations).isdisjoint(storages([leaf]))
 
     def refuse_compiled(self, region: Region) -> None:
         """Its frames are compiled for a caller, and a re-run would be eager."""

@@ -8,7 +8,6 @@ compiled by itself is wrapped around its compiled call.
 
 from types import MethodType
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -19,7 +18,7 @@ from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.engines.patch import Patches
 from ssdtrain.engines.plain import look_like, method_of
 from ssdtrain.regions.find import Region
-from ssdtrain.regions.updated import has_statistics, is_norm
+from ssdtrain.regions.updated import has_statistics
 
 COMPILED = "_compiled_call_impl"
 
@@ -30,12 +29,11 @@ def attach(
     """Let every call of these modules be a region call, if it is chosen."""
     normalizations = [*filter(has_statistics, root.modules())]
     regions.normalizations.extend(normalizations)
-    trained = WeakSet(x for x in normalizations if x.training or not is_norm(x))
     is_compiled = vars(root).get(COMPILED) is not None
     # By name: to import it takes a second.
     is_compiled = is_compiled or type(root).__name__ == "OptimizedModule"
     for region in found:
-        region.watch.belongs_to(root, region.path, normalizations, trained)
+        region.watch.belongs_to(root, region.path, normalizations)
         if is_compiled:
             regions.refuse_compiled(region)
         else:

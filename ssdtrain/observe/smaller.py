@@ -71,17 +71,23 @@ class SmallerPlans:
         self._asked = asked
         if self._waits:
             self._prepare()  # what the plan in force moves is others by now
+        self._make_unsearched()
         self._follow()
 
     def step_starts(self) -> None:
-        """Make those that need no search, once batches differ in size: until then
-        nobody follows them."""
-        if self._asked is not None and self._unsearched is None and self._has_sizes:
+        """At the start of every step: batches may differ in size by now."""
+        if self._make_unsearched():
             self._follow()
 
-    @property
-    def _has_sizes(self) -> bool:
-        return len(self._cache.course.by_size.ratios) > 1
+    def _make_unsearched(self) -> bool:
+        """Make those that need no search, once batches differ in size: until then
+        nobody follows them. Return whether they were made now."""
+        asked, ratios = self._asked, self._cache.course.by_size.ratios
+        if asked is None or self._unsearched is not None or len(ratios) < 2:
+            return False
+        profile = corrected(asked.profile, asked.corrections)
+        self._unsearched = unsearched(profile, asked.goal, asked.growth)
+        return True
 
     def step(self, *, may_begin: bool) -> None:
         """At the start of a step that follows a plan.
@@ -170,10 +176,7 @@ class SmallerPlans:
             pool.prepare(sizes.values(), soon=tables.place_sizes)
 
     def _follow(self) -> None:
-        course, plans, asked = self._cache.course, self._found, self._asked
-        if asked is not None and self._unsearched is None and self._has_sizes:
-            profile = corrected(asked.profile, asked.corrections)
-            self._unsearched = unsearched(profile, asked.goal, asked.growth)
+        course, plans = self._cache.course, self._found
         for each in self._unsearched or ():
             # Where there is room, what was searched for is better.
             if not course.plan or each.plan.keeps_all or each.ratio > course.most_ratio:

@@ -119,8 +119,13 @@ class Seen:
         self.tensors: list[Tensor] = []
         """Parameters and buffers, but for `updated`."""
         self._inventory = self._listed(modules)
-        self.refusal = refusal or reads.refusal or self._uncounted()
-        self.refusal = self.refusal or self.deep.refusal or self._sharing(statistics)
+        self.refusal = (
+            refusal
+            or reads.refusal
+            or self._uncounted()
+            or self.deep.refusal
+            or self._sharing(statistics)
+        )
         self.placed = [each for each in self.tensors if has_place(each)]
         """Those of them that have bytes of their own."""
         self._fingerprint = self._inventory.fingerprint()

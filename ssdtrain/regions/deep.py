@@ -2,10 +2,10 @@
 
 [Note: further inside]
 An attribute or a global may be a tuple, an object with slots, a NumPy array, a class
-that serves as a namespace, a partial function, a module that is registered nowhere or
-around the region (of its parts, those alone that the region's code may ask for by
-name), or hold such things, some levels deep (`self.config.rope["factor"]`). All of it
-is compared: what has changed is put back for
+that serves as a namespace, a partial function or a module that is registered nowhere.
+It may be a module around the region: of the parts of that one, those count alone that
+the region's code may ask for by name. Any of them may hold others, some levels deep
+(`self.config.rope["factor"]`). All of it is compared: what has changed is put back for
 a re-run, and a forward that changes it does not run again. A `threading.local` is
 looked at in whichever thread asks: the thread of a re-run gets what the forward's
 thread had, for as long as it runs. What goes on from where it stands and cannot be set
@@ -223,7 +223,7 @@ def children_of(value: Any) -> Iterable[Any]:
     if isinstance(value, partial):
         return value.func, value.args, value.keywords
     if isinstance(value, MethodType | weakref.ref):
-        return (value.__self__ if isinstance(value, MethodType) else value(),)
+        return (value.__self__,) if isinstance(value, MethodType) else (value(),)
     if isinstance(value, FunctionType):
         if is_installed(value.__module__):
             return ()

@@ -97,24 +97,19 @@ class Watch:
         self._modes: set[tuple[bool, ...]] = set()
         """`training` of all modules, as it was in some call."""
         self._trained = weakref.WeakSet[nn.Module]()
-        """Normalizations of the model that were in training mode at some time: batch
-        normalizations of a frozen part update nothing."""
+        """Normalizations of the model that were in training mode at some time. Of its
+        own the others, which are frozen, update nothing."""
         self._normalizations: list[nn.Module] = []
         """Of the whole model."""
         self._outer: set[Any] = set()
         """Forwards of the modules around it, which it does not call."""
 
     def belongs_to(
-        self,
-        root: nn.Module,
-        path: str,
-        normalizations: list[nn.Module],
-        trained: weakref.WeakSet[nn.Module],
+        self, root: nn.Module, path: str, normalizations: list[nn.Module]
     ) -> None:
-        """It is at this path of a model with these normalizations, of which all regions
-        note together which were in training mode."""
+        """It is at this path of a model with these normalizations."""
         self._normalizations = normalizations
-        self._trained = trained
+        self._trained.update(each for each in normalizations if each.training)
         names = path.split(".")
         for number in range(len(names)):
             around = root.get_submodule(".".join(names[:number]))
@@ -186,8 +181,9 @@ class Watch:
             updated = NONE_UPDATED
         if any(self._may_update(each) for each in modules if not is_norm(each)):
             reason = "a normalization of its own may update statistics at times"
-        writing = (n for n in self._normalizations if n in self._trained)
-        statistics = storages_of(writing)
+        # Nobody tells this one when a normalization of others begins to train.
+        frozen = {m for m in modules if is_norm(m) and m not in self._trained}
+        statistics = storages_of(n for n in self._normalizations if n not in frozen)
         return Seen(modules, names, self._reads, reason, updated, statistics)
 
     def _may_update(self, module: nn.Module) -> bool:

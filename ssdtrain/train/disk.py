@@ -29,8 +29,12 @@ class Written(NamedTuple):
         return self._with(operator.add, later)
 
     def _with(self, of: Callable[[int, int], int], other: "Written") -> "Written":
-        pairs = zip(self, other, strict=True)
-        return Written(*(None if None in pair else of(*pair) for pair in pairs))  # type: ignore[arg-type]
+        return Written(
+            *(
+                None if one is None or more is None else of(one, more)
+                for one, more in zip(self, other, strict=True)
+            )
+        )
 
     def confirms(self, num_bytes: int) -> bool:
         """Return whether a counter saw at least `num_bytes`."""

@@ -2,8 +2,9 @@
 
 Both sides of a pair hold the same parameters. `sage` and `rgcn` reduce each relation by
 its mean (with and without the node's own row), `rgat` has GAT's attention in each, all
-three are summed over relations; `hgt` is DGL's example: typed linears, one softmax a
-relation, the relations' mean.
+three are summed over relations; `hgt` computes what DGL's example does (typed linears,
+one softmax a relation, the relations' mean), with one message function of hector's for
+the example's three calls a relation.
 """
 
 from typing import Any

@@ -56,7 +56,7 @@ def step(name: str, setting: str, scale: float, device: str) -> float:
     with torch.cuda.profiler.profile() if gpu else contextlib.nullcontext():
         loss = functional.cross_entropy(layer.module(layer.x, graph), layer.labels)
         if gpu:
-            torch.cuda._sleep(1)
+            torch.cuda._sleep(1)  # a kernel of a known name: `BETWEEN`
         loss.backward()
         return loss.item()
 
