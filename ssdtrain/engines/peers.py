@@ -10,12 +10,13 @@ copies), and short once one did not come. A rank whose plan drifts asks all of t
 observe: alone it would slow the others, who wait for it in every layer.
 
 [Note: one step for all]
-The first rank decides what all do, follow another plan or observe: at one look for the
-next one, which no rank may reach before. A plan is followed when all have what it
-needs. A region that runs again may run collectives, and ranks that run other regions
-again would meet one another's: they hang or, worse, compute with what another layer
-sent. Where that may be (`communicates`), a rank waits for a decision as long as a
-collective would wait for the rank, and who did not agree changes nothing any more.
+The first rank decides what all do, follow another plan, observe or leave more room: at
+one look for the next one, which no rank may reach before. A plan is followed when all
+have what it needs; the next one leaves the room that is lacking where most is. A region
+that runs again may run collectives, and ranks that run other regions again would meet
+one another's: they hang or, worse, compute with what another layer sent. Where that may
+be (`communicates`), a rank waits for a decision as long as a collective would wait for
+the rank, and who did not agree changes nothing any more.
 (tests/ssdtrain/plan/test_agree.py, tests/ssdtrain/engines/test_meshes.py)
 """
 
@@ -59,6 +60,7 @@ class Decision(Enum):
     GO_ON = "go on"
     ADOPT = "adopt"
     OBSERVE = "observe"
+    LEAVE_ROOM = "leave room"
 
 
 class StorePeers:
@@ -103,6 +105,10 @@ class StorePeers:
         """Whether this rank has asked all to observe, since then."""
         self._num_adopted = 0
         """Of the first rank: offers whose plan all were told to follow."""
+        self._num_left = self._num_leaving = 0
+        """How often all left more room since then, and how often they were told to."""
+        self._has_exceeded = False
+        """Whether this rank has asked for more room, since they did last."""
         self._looked = -1
         """Step of the last look."""
         self._unread: list[int] = []
@@ -166,7 +172,8 @@ class StorePeers:
         found = self._concluded("profile", step, packed(own), _slowest)
         merged = None if found is None else unpacked(found)
         self._common, self._round = None if merged is None else step, step
-        self._num_offers = self._num_ready = self._num_adopted = 0
+        self._num_left = self._num_leaving = 0
+        self._forget_offers()
         self._is_asked = False
         self._unread.clear()
         self._now = self._following = Decision.GO_ON
@@ -178,6 +185,10 @@ class StorePeers:
         if own is not None:
             self._alone()
         return own
+
+    def _forget_offers(self) -> None:
+        self._num_offers = self._num_ready = self._num_adopted = 0
+        self._has_exceeded = False
 
     @property
     def agree(self) -> bool:
@@ -229,7 +240,7 @@ class StorePeers:
         return zlib.decompress(text).decode()
 
     def _next_offer(self) -> str:
-        return f"{self._group}/plan/{self._common}/{self._num_offers}"
+        return f"{self._group}/plan/{self._common}/{self._num_left}/{self._num_offers}"
 
     # -- what all do at one step: [Note: one step for all] ---------------------------
 
@@ -259,13 +270,39 @@ class StorePeers:
         self._look(step)
         return self._now is Decision.OBSERVE
 
+    def exceeded(self, own_bytes: int, step: int) -> int:
+        """How much more room the next plan is to leave on all ranks; what was offered
+        until then is not followed.
+
+        own_bytes: by which this rank's step went beyond the memory limit.
+        """
+        if self._common is None:
+            return own_bytes
+        if own_bytes and not self._has_exceeded:
+            self._has_exceeded = True
+            text = str(own_bytes).encode()
+            self._put(lambda: self._store.set(f"{self._own}/{self._over}", text))
+            self._put(lambda: self._store.add(f"{self._group}/{self._over}", 1))
+        self._look(step)
+        if self._now is not Decision.LEAVE_ROOM:
+            return 0
+        found = self._read([f"{self._group}/most {self._over}"], 0.0, _most)
+        self._now = Decision.GO_ON
+        self._num_left += 1
+        self._forget_offers()
+        return 0 if found is None else int(found)
+
+    @property
+    def _over(self) -> str:
+        return f"over/{self._common}/{self._num_left}"
+
     @property
     def _looks(self) -> str:
         return f"{self._group}/look/{self._round}"
 
     @property
     def _ready(self) -> str:
-        return f"{self._group}/ready/{self._common}/{self._num_offers}"
+        return f"{self._group}/ready/{self._common}/{self._num_left}/{self._num_offers}"
 
     def _look(self, step: int) -> None:
         """In the first call of a look: learn its decision, and decide for the next."""
@@ -298,7 +335,11 @@ class StorePeers:
 
     def _decided(self) -> Decision:
         """Decide what all ranks do at the next look."""
+        if self._num_leaving > self._num_left:
+            return Decision.GO_ON  # what is offered is of before
         try:
+            if self._store.add(f"{self._group}/{self._over}", 0):
+                return self._leave_room()
             if self._num_adopted < self._num_offers == self._num_ready:
                 # Whoever adds nothing learns how many have said that they are ready.
                 if self._store.add(self._ready, 0) == len(self._names):
@@ -308,6 +349,14 @@ class StorePeers:
         except RuntimeError:  # the store's owner is gone
             return Decision.GO_ON
         return Decision.OBSERVE if asked else Decision.GO_ON
+
+    def _leave_room(self) -> Decision:
+        keys = [f"{name}/{self._over}" for name in self._names]
+        told = [key for key in keys if self._store.check([key])]
+        most = _most([self._store.get(key) for key in told])
+        self._store.set(f"{self._group}/most {self._over}", most)
+        self._num_leaving += 1
+        return Decision.LEAVE_ROOM
 
 
 def peers_of(ranks: Sequence[int], alone: Callable[[], None]) -> Peers:
@@ -335,6 +384,10 @@ def _slowest(found: list[bytes]) -> bytes:
 def _longest(found: list[bytes]) -> bytes:
     columns = zip(*(json.loads(text) for text in found), strict=True)
     return json.dumps([max(column) for column in columns]).encode()
+
+
+def _most(found: list[bytes]) -> bytes:
+    return max(found, key=int)
 
 
 def packed(profile: Profile | None) -> bytes:

@@ -97,8 +97,8 @@ class MemoryGoal:
         self._cache.device.reset_peak()
 
     def needed_bytes(self) -> int | None:
-        """What steps needed at most above their start since then; None: nobody can
-        tell, or they were not of the size that was observed."""
+        """What this rank's steps needed at most above their start since then; None:
+        nobody can tell, or they were not of the size that was observed."""
         start, end = self._cache.ledger.levels
         course = self._cache.course
         if start is None or end is None or course.num_strayed or course.num_outgrown:
@@ -106,9 +106,9 @@ class MemoryGoal:
         return end.max_allocated_bytes - start.allocated_bytes
 
     def over_bytes(self, goal: Goal) -> int:
-        """Count the start of a step; by how much the step before went beyond the memory
-        limit of this goal."""
-        if not goal.is_by_memory or not self._peers.is_alone:
+        """Count the start of a step; by how much the step before, this rank's, went
+        beyond the memory limit of this goal."""
+        if not goal.is_by_memory:
             return 0
         course = self._cache.course
         is_alike = not (course.num_strayed or course.num_outgrown)

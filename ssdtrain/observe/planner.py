@@ -28,6 +28,8 @@ price, as it does nothing but leave out re-runs.
 """
 
 import logging
+import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -509,7 +511,7 @@ class Planner:
         profile = self._known(seen)
         larger = self._larger(profile)
         goal = near = self._goal.goal.grown(self._largest.planned_ratio)
-        if self._peers.is_alone:
+        if self._peers.agree:
             # What it needs is nearly known, and a step beyond is seen.
             spare_bytes = goal.spare_bytes - self._spared_bytes
             near = replace(goal, budget_margin=-TOLERANCE, spare_bytes=spare_bytes)
@@ -576,15 +578,17 @@ class Planner:
     def _needs_less(self) -> bool:
         """Whether steps of a base that moves what regions read have needed so much less
         than was told that no such move is needed: that is measured from now on."""
-        plan, seen, needed = self.plan, self._seen, self._memory.needed_bytes()
-        if plan is None or seen is None or needed is None or plan.moves_nothing:
+        plan, seen = self.plan, self._seen
+        if plan is None or seen is None or plan.moves_nothing or self._spared_bytes:
             return False
-        told = plan.prediction
-        if self._spared_bytes or told is None or not self._peers.is_alone:
+        if plan.prediction is None or len(seen.lanes) > 1:
+            return False  # of several, the maximum is that of the first backward
+        told, own = plan.prediction, self._memory.needed_bytes()
+        known = math.inf if own is None else float(own)
+        (needed,) = self._peers.longest((known,), "needed", self._step)
+        if needed == math.inf:
             return False
-        if len(seen.lanes) > 1:  # the maximum is that of the first backward
-            return False
-        self._spared_bytes = max(0, told.peak_bytes - needed)
+        self._spared_bytes = max(0, told.peak_bytes - int(needed))
         base = self._all_again() if self._spared_bytes else None
         if base is None or not base.moves_nothing:
             return False
@@ -647,16 +651,20 @@ class Planner:
 
     def _fewest_again(self) -> Plan | None:
         """Return the plan under which no more regions run again than must, and nothing
-        moves; None: all of them must, or plans are not tried during a search."""
+        moves; None: all of them must, or plans are not tried during a search, or not
+        all ranks would run the same ones."""
         seen = self._seen
         if not self._goal.goal.is_by_memory or seen is None:
             return None
-        if not self._peers.is_alone or not self._cache.device.runs_beside:
+        if not self._peers.agree or not self._cache.device.runs_beside:
             return None
         profile = self._known(seen)
         goal = self._goal.goal.grown(self._largest.planned_ratio)
         goal = replace(goal, budget_margin=TOLERANCE)
-        return fewest_again(profile, self._larger(profile), goal)
+        plan = fewest_again(profile, self._larger(profile), goal)
+        own = 0 if plan is None else zlib.crc32(repr(plan.orders).encode())
+        most, least = self._peers.longest((own, -own), "fewest", self._step)
+        return plan if most == -least else None
 
     def _try_unsearched(self, plan: Plan, seen: Profile) -> None:
         self._count(plan, seen)
@@ -863,6 +871,8 @@ class Planner:
     def _begin_try(self, plan: Plan, *, is_searched: bool = True) -> None:
         self._is_searched = is_searched
         told = 0.0 if plan.prediction is None else plan.prediction.step_ms
+        # What is not searched for is priced by each rank.
+        (told,) = self._peers.longest((told,), "told", self._step)
         self._stopwatch = Stopwatch(told)
         self._put_in_force(plan, Stage.TRYING)
 
@@ -961,7 +971,7 @@ class Planner:
     def _goal_of(self, plan: Plan) -> Goal:
         """Return what the memory of its steps is judged by: a plan that moves nothing
         may use a budget to its end, and all regions again `HANDLES` more."""
-        if not plan.moves_nothing or not self._peers.is_alone:
+        if not plan.moves_nothing or not self._peers.agree:
             return self._goal.goal
         return self._goal_within(is_all=plan.policy == ALL_AGAIN)
 
@@ -982,9 +992,11 @@ class Planner:
         over_bytes = self._memory.over_bytes(self._goal_of(plan))
         if over_bytes and self._refusal:
             raise ConfigError(self._refusal)
-        if not over_bytes or not self._goal.can_be:
-            return False
-        if plan is self._too_large and self._is_awaited:
+        is_known = plan is self._too_large and self._is_awaited
+        if is_known or not self._goal.can_be:
+            over_bytes = 0
+        over_bytes = self._peers.exceeded(over_bytes, self._step)
+        if not over_bytes:
             return False
         self._too_large = plan
         logger.info("ssdtrain: the plan takes %d bytes more", over_bytes)

@@ -66,6 +66,13 @@ class Peers(Protocol):
         is_ready: this rank has all that the plan needs.
         """
 
+    def exceeded(self, own_bytes: int, step: int) -> int:
+        """Return by how many bytes more than this plan the next one stays below the
+        memory limit; 0: this one stays. Asked in every step under a plan.
+
+        own_bytes: by which this rank's step went beyond the limit.
+        """
+
     def observes(self, wanted: bool, step: int) -> bool:
         """Return whether to observe this step. wanted: this rank does."""
 
@@ -99,6 +106,10 @@ class Alone:
     def adopts(self, is_ready: bool, step: int) -> bool:
         """Return whether this rank is ready."""
         return is_ready
+
+    def exceeded(self, own_bytes: int, step: int) -> int:
+        """Return this rank's own."""
+        return own_bytes
 
     def observes(self, wanted: bool, step: int) -> bool:
         """Return whether this rank wants to."""

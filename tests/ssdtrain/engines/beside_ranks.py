@@ -6,6 +6,7 @@ gradients and weights are those of training without ssdtrain.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -25,6 +26,7 @@ from ssdtrain.observe import searching
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.observation import Observation
 from ssdtrain.observe.planner import Planner
+from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.search import Request, Search
 from ssdtrain.transfer.device import CpuDevice
@@ -59,11 +61,14 @@ class Case:
         late: int,
         *,
         is_limited: bool = False,
+        over_bytes: int = 0,
         **settings: Any,
     ) -> None:
         self.make = make
         self.is_limited = is_limited
         """Whether device memory has an end."""
+        self.over_bytes = over_bytes
+        """By which that rank once goes beyond its memory limit."""
         self.late = late
         """The rank that is slower, and late behind an observed step."""
         self.settings = {
@@ -84,6 +89,9 @@ def cases() -> dict[str, Case]:
         "tp regions late": Case(parallel, 1, **again),
         "tp tried": Case(parallel, 1, is_limited=True, memory_budget_bytes=11000),
         "fsdp2": Case(sharded(None, True), 0, max_overhead=1.0),
+        "fsdp2 exceeded": Case(
+            sharded(None, True), 1, over_bytes=2000, memory_budget_bytes=11000
+        ),
         "fsdp2 kept": Case(sharded(None, False), 1, **less),
     }
 
@@ -147,6 +155,22 @@ def behind(late_s: float) -> Iterator[None]:
         setattr(Planner, "step_starts", starts)  # noqa: B010
 
 
+@contextlib.contextmanager
+def beyond(over_bytes: int) -> Iterator[None]:
+    """Go beyond the memory limit by so much in one step under a plan."""
+    told, calls = MemoryGoal.over_bytes, itertools.count(1)
+
+    def telling(self: MemoryGoal, goal: Goal) -> int:
+        told(self, goal)
+        return over_bytes if next(calls) == STEPS_BEHIND else 0
+
+    setattr(MemoryGoal, "over_bytes", telling)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(MemoryGoal, "over_bytes", told)  # noqa: B010
+
+
 def train(case: Case, mesh: DeviceMesh, rank: int, place: int) -> dict[str, Any]:
     """Until all ranks have settled, and some steps more."""
     model, events, found = spread(case, mesh), [], []
@@ -156,7 +180,11 @@ def train(case: Case, mesh: DeviceMesh, rank: int, place: int) -> dict[str, Any]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     late = rank == case.late
     slow_down(model, SLOW_MS * late)
-    with behind(COLD_S * late), ssdtrain.offload(model, **case.settings) as session:
+    with (
+        behind(COLD_S * late),
+        beyond(late * case.over_bytes),
+        ssdtrain.offload(model, **case.settings) as session,
+    ):
         left = STEPS_BEHIND
         for step in range(MOST_STEPS):
             if step >= STEPS_BESIDE:
@@ -168,9 +196,11 @@ def train(case: Case, mesh: DeviceMesh, rank: int, place: int) -> dict[str, Any]
             if not left:
                 break
         report, profile = session.last_step, session.profile
+        plan = session.plan
     found += [whole(p) for p in model.parameters()]
     return {
         "events": events,
+        "peak_bytes": plan.prediction.peak_bytes if plan and plan.prediction else 0,
         "communicates": profile is not None and profile.communicates,
         "fallbacks": {} if report is None else report.as_dict()["fallbacks"],
         "rerun": 0 if report is None else report.as_dict()["bytes_recomputed"],

@@ -52,3 +52,11 @@ def test_ranks_try_checkpointing_together(results: Said) -> None:
     """Whoever leads compares; all follow it, and the plan that is shorter."""
     followed = [digest for _, _, digest in results[0]["tp tried"]["events"] if digest]
     assert len(set(followed)) > 1
+
+
+def test_all_ranks_leave_room_for_the_one_that_went_beyond_a_limit(
+    results: Said,
+) -> None:
+    """At first its budget is 11,000 bytes."""
+    for rank in results:
+        assert 0 < rank["fsdp2 exceeded"]["peak_bytes"] <= 9000

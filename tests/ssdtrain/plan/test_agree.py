@@ -260,6 +260,27 @@ def test_a_plan_is_followed_by_all_at_one_step(late: int) -> None:
     assert len(steps) == 1, "once"
 
 
+def test_all_leave_the_room_that_one_lacks_at_one_step() -> None:
+    """What was offered before is not followed, what is offered behind it is."""
+
+    def act(peers: StorePeers, own: int, step: int) -> tuple[object, ...]:
+        if own == 0 and step in (4, 16):
+            peers.offer("a plan")
+        offered = own == 0 or (step >= 16 and peers.offered() is not None)
+        taken[own] = step >= 16 and (offered or taken[own])
+        exceeds = {(1, 5): 100, (2, 5): 300, (1, 7): 200}.get((own, step), 0)
+        adopts = peers.adopts(taken[own], step)
+        return adopts, peers.exceeded(exceeds, step), peers.observes(False, step)
+
+    taken = [False] * 3
+    found = in_turn(3, act, 30)
+    assert found[0] == found[1] == found[2]
+    left = [more for _, more, _ in found[0] if more]  # type: ignore[misc]
+    assert left == [300], "once, as much as who lacks most"
+    adopted = [2 + n for n, (adopts, _, _) in enumerate(found[0]) if adopts]  # type: ignore[misc]
+    assert len(adopted) == 1 and adopted[0] > 16
+
+
 def test_a_decision_is_waited_for_where_regions_meet() -> None:
     """A rank that went on would run other regions again than the first one."""
     told: list[str] = []
