@@ -64,6 +64,7 @@ from ssdtrain.observe.trials import (
     Verdict,
     most_ms,
     noise_of,
+    steps_of_a_try,
     typical,
 )
 from ssdtrain.plan.agree import Peers
@@ -860,6 +861,7 @@ class Planner:
         if plan is None or self._seen is None:
             return
         self._count(plan, self._seen)
+        self._time_best()
         if self._is_given:
             self._is_given = False
             told = 0.0 if plan.prediction is None else plan.prediction.step_ms
@@ -875,6 +877,18 @@ class Planner:
         (told,) = self._peers.longest((told,), "told", self._step)
         self._stopwatch = Stopwatch(told)
         self._put_in_force(plan, Stage.TRYING)
+
+    def _time_best(self) -> None:
+        """Count what the best plan's steps took until another one is tried."""
+        best = self._trials.best
+        if best is None or best.plan is not self.plan:
+            return
+        counts = steps_of_a_try(best.ms)
+        own = self._times.ended_ms(counts.new)
+        told = (typical(own), noise_of(own)) if len(own) >= counts.least else (0.0, 0.0)
+        ms, noise = self._peers.longest(told, "best", self._step)
+        if ms > 0.0:
+            self._trials.timed(ms, noise)
 
     def _try(self) -> None:
         """Count a step of a try; end it where enough is known."""
@@ -912,7 +926,7 @@ class Planner:
         took longer than it said."""
         is_by_memory = self._goal.goal.is_by_memory
         if not self._is_searched:
-            self._trials.compare(tried)
+            self._trials.compare(tried, does_less=True)
             self._follow_best()
             found = self._adoption.taken
             if found is not None and self._is_hopeless(found):

@@ -11,8 +11,9 @@ prices, `MOST_TRIES` in all. None is tried that says itself that it takes longer
 the best one that was, or than the base says. Of the first steps under a plan none
 counts: tables and memory are made in them. Of the others a step that is disturbed is
 longer, never shorter, so the lower middle counts. A plan is faster than another one
-where it is so by more than its own steps differ: the middle one from the fastest. On a
-host that others share, copies that win by chance lose later.
+where it is so by more than the steps of either differ: the middle one from the fastest.
+On a host that others share, copies that win by chance lose later. Only a plan that does
+nothing but leave out re-runs needs no more than `GAIN`.
 The one that it takes the place of is timed once more at once: the first steps of a run
 may be slow for reasons that are gone by now.
 Machines change: a drive whose cache is full writes slower. So the plan that is followed
@@ -22,7 +23,7 @@ steps that keep everything, where those fit.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -119,9 +120,10 @@ class Tried:
     """Of the base: what it says by the prices of the plans that follow; 0: nobody
     knows."""
 
-    def is_faster_than(self, ms: float) -> bool:
-        """Whether its steps are shorter than this, and not by chance."""
-        return (1 + max(GAIN, self.noise)) * self.ms < ms
+    def is_faster_than(self, other: "Tried") -> bool:
+        """Whether its steps are shorter, and not by chance."""
+        margin = max(GAIN, self.noise, other.noise)
+        return (1 + margin) * self.ms < other.ms
 
     @property
     def peak_bytes(self) -> float:
@@ -155,6 +157,11 @@ class Trials:
         self.best = self.second = None
         self.num_tries, self._has_compared = 0, False
 
+    def timed(self, ms: float, noise: float) -> None:
+        """The best plan's steps were timed since."""
+        if self.best is not None:
+            self.best = replace(self.best, ms=ms, noise=noise)
+
     def follow(self, tried: Tried) -> None:
         """This plan needs no comparison, or is what others are compared with."""
         self.best = tried
@@ -181,10 +188,16 @@ class Trials:
         self.best = tried
         return Verdict.STAYS
 
-    def compare(self, tried: Tried) -> Verdict:
-        """Under a memory limit: follow the faster of this one and the best."""
+    def compare(self, tried: Tried, *, does_less: bool = False) -> Verdict:
+        """Under a memory limit: follow the faster of this one and the best.
+
+        does_less: it is the best one without some of its re-runs.
+        """
         best, self._has_compared = self.best, True
-        if best is not None and not tried.is_faster_than(best.ms):
+        is_faster = best is None or tried.is_faster_than(best)
+        if does_less and best is not None:
+            is_faster = (1 + GAIN) * tried.ms < best.ms
+        if best is not None and not is_faster:
             self.second = tried
             return Verdict.GOES_BACK
         self.best, self.second = tried, best
@@ -217,13 +230,13 @@ class Trials:
         """
         if self.best is None:
             return
-        best = Tried(self.best.plan, best_ms, second.noise)
+        best = Tried(self.best.plan, best_ms, self.best.noise)
         if max_overhead is None and second.plan.moves_nothing:
             # Of two that are as fast, the one without copies.
-            copies = not best.plan.moves_nothing and not best.is_faster_than(second.ms)
-            is_better = copies or second.is_faster_than(best_ms)
+            copies = not best.plan.moves_nothing and not best.is_faster_than(second)
+            is_better = copies or second.is_faster_than(best)
         elif max_overhead is None:
-            is_better = second.is_faster_than(best_ms)
+            is_better = second.is_faster_than(best)
         elif best.plan.keeps_all:
             is_better = second.ms <= most_ms(best_ms, max_overhead)
         else:

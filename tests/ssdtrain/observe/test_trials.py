@@ -55,6 +55,10 @@ def test_a_gain_is_more_than_steps_differ() -> None:
     lucky, good = replace(tried(92.0), noise=0.1), replace(tried(88.0), noise=0.1)
     assert trials.judge(lucky, None, is_by_memory=True) is Verdict.GOES_BACK
     assert trials.judge(good, None, is_by_memory=True) is Verdict.STAYS
+    trials.follow(base)
+    trials.timed(104.0, 0.1)  # those of the best one differ as well
+    assert trials.judge(tried(96.0), None, is_by_memory=True) is Verdict.GOES_BACK
+    assert trials.compare(lucky, does_less=True) is Verdict.STAYS
 
 
 def test_of_two_that_are_as_fast_the_one_without_copies_stays() -> None:
