@@ -13,6 +13,7 @@ in its place. A lane that follows a plan with such a region leaves it
 (tests/ssdtrain/observe/test_planner.py, test_observation.py)
 """
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -84,6 +85,9 @@ class Observation:
     def begin(self) -> None:
         """Record the next step."""
         cache = self._cache
+        if gc.isenabled():
+            # What garbage the step would free looks like room that it does not need.
+            gc.collect()
         self._pause = (cache.ledger.closed, cache.ledger.clock.now())
         self._room.trim()  # see [Note: torn blocks]
         meter = self._prices.listen()

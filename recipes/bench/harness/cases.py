@@ -57,6 +57,7 @@ CASES = (
     ),
     Case("safety.zoo", 14_400, "CPU", words="--workers 2", file="safety/zoo_cpu"),
     Case("safety.interrupts", 3600, "CPU", words="--signals 1000"),
+    Case("safety.limits", 580),
     Case("safety.leaks", 3600, "CPU", words="--steps 100000"),
     Case("safety.graph_programs", 36_000, "CPU", file="safety/graph_programs_cpu"),
     Case("storage.ssd", 90, "60", "--directory DIR --budget-s 60", "storage/io"),

@@ -1,5 +1,6 @@
 """The predicted peak against the metered one: device memory, not saved bytes alone."""
 
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -201,6 +202,35 @@ def test_the_predicted_peak_is_the_metered_one(
     both = LOSS_BYTES if block is Holding else 0
     assert (1 - TOLERANCE) * peaks[-1] < predicted.peak_bytes
     assert predicted.peak_bytes < (1 + TOLERANCE) * peaks[-1] + both
+
+
+class Littering(nn.Module):
+    """Each of its steps frees the garbage of the one before; the first leaves some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        gc.collect()
+        ring: list[object] = [torch.empty(self.num_bytes, dtype=torch.uint8)]
+        ring.append(ring)
+        gc.collect()  # it is old, and nobody looks for it soon
+        self.num_bytes = 0
+        return -x
+
+
+def test_what_the_observed_step_frees_is_no_room(
+    trained: Callable[..., Trained],
+) -> None:
+    found = []
+    for num_bytes in (0, 64 * ROWS * WIDTH):
+        first = Littering()
+        first.num_bytes = num_bytes
+        _, session = trained(5, first, plan="auto", max_overhead=0.05)
+        assert session.plan is not None and session.plan.prediction is not None
+        found.append(session.plan.prediction.keep_peak_bytes)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("block", [Block, Holding])
