@@ -36,7 +36,7 @@ from ssdtrain.cache.course import Observer
 from ssdtrain.cache.record import LaneCourse
 from ssdtrain.cache.regioncall import REGION
 from ssdtrain.observe.heldtimes import HeldPart
-from ssdtrain.rebuild.clock import Clock, Span
+from ssdtrain.rebuild.clock import Clock, RebuildTime
 from ssdtrain.transfer.device import Device
 
 HOLD_MS, HOLD_FACTOR = 0.1, 1.5
@@ -191,7 +191,7 @@ class HeldRegions(Observer):
                 yield (one.kind, REGION, one.number), own_ms
 
     def _backwards_ms(
-        self, spans: Sequence[Span], late: Set[int], empty_ms: float
+        self, spans: Sequence[RebuildTime], late: Set[int], empty_ms: float
     ) -> Iterator[tuple[Hashable, float]]:
         """Return what the backwards of region calls take, without the rebuilds in
         them."""
@@ -229,7 +229,7 @@ class _Entered(NamedTuple):
     look: int
 
 
-def _goes_on(region: Any, after: Span) -> bool:
+def _goes_on(region: Any, after: RebuildTime) -> bool:
     """Return whether the same backward comes to an earlier region call next: after
     its last one the next forward may lie."""
     if after.recipe != REGION:

@@ -49,7 +49,7 @@ from ssdtrain.observe.collectives import num_collectives
 from ssdtrain.observe.frames import Frames
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.profile import Item, Mark, Part, Phase, Profile, RegionRun
-from ssdtrain.rebuild.clock import Span
+from ssdtrain.rebuild.clock import RebuildTime
 from ssdtrain.transfer.device import Device
 
 MAKING = "making"
@@ -423,7 +423,7 @@ class Recording(Observer):
 
     def profile(
         self,
-        spans: Iterable[Span],
+        spans: Iterable[RebuildTime],
         links: Links | None,
         host_bytes: int,
         copying_ms: float,
@@ -515,7 +515,9 @@ class Recording(Observer):
             max(0.0, lead_ms),
         )
 
-    def _regions(self, spans: Iterable[Span]) -> dict[str, tuple[RegionRun, ...]]:
+    def _regions(
+        self, spans: Iterable[RebuildTime]
+    ) -> dict[str, tuple[RegionRun, ...]]:
         """Return region calls by kind of lane. Lanes of a kind make the same calls: of
         each call the longest time and the most memory count."""
         costs = prices(spans)
@@ -546,13 +548,15 @@ class Recording(Observer):
                     own[number] = replace(run, ms=ms, communicates=communicates)
         return {kind: tuple(runs) for kind, runs in found.items() if runs}
 
-    def _made_spans(self) -> Iterable[Span]:
+    def _made_spans(self) -> Iterable[RebuildTime]:
         """Return the making of what recipes store, as if it were rebuilds."""
         ms = self._clock.ms_between
         for lane in self._lanes:
             for number, moments in lane.made.items():
                 num_bytes = lane.saved[number].num_bytes
-                yield Span(MAKING, (lane.kind, MAKING, number), num_bytes, ms(*moments))
+                yield RebuildTime(
+                    MAKING, (lane.kind, MAKING, number), num_bytes, ms(*moments)
+                )
 
     def _attention_ms(self) -> dict[tuple[str, tuple[int, ...]], float]:
         """Return the least time of each attention over the lanes of a kind; the median
@@ -576,7 +580,9 @@ class Recording(Observer):
                 least[place] = middle
         return least
 
-    def _kinds(self, spans: Iterable[Span]) -> dict[str, tuple[Item, ...]] | None:
+    def _kinds(
+        self, spans: Iterable[RebuildTime]
+    ) -> dict[str, tuple[Item, ...]] | None:
         """Return items by kind of lane; None if lanes of a kind differ or have none."""
         known = self._device.memory() is not None
         costs = {**prices(spans), **prices(self._made_spans())}
@@ -607,13 +613,13 @@ def _larger(one: Item, other: Item) -> Item:
     return replace(larger, frame_marks=max(one.frame_marks, other.frame_marks))
 
 
-def prices(spans: Iterable[Span]) -> dict[Hashable, float]:
+def prices(spans: Iterable[RebuildTime]) -> dict[Hashable, float]:
     """Return the time of each rebuild in ms: the least of its runs.
 
     The first run of a kernel may have waited for its compilation. It shows by the
     others of its recipe and size, whose median then counts.
     """
-    least: dict[Hashable, Span] = {}
+    least: dict[Hashable, RebuildTime] = {}
     for span in spans:
         before = least.get(span.place)
         if before is None or span.ms < before.ms:

@@ -35,7 +35,7 @@ from ssdtrain.cache.record import LaneCourse
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.calibrate import PlainTimes, RegionTimes
 from ssdtrain.plan.scaled import FIXED_SHARE, Growth, StepTime, fixed_share
-from ssdtrain.rebuild.clock import Span
+from ssdtrain.rebuild.clock import RebuildTime
 from ssdtrain.transfer.device import Stalled
 
 ALIKE = 0.01
@@ -131,7 +131,7 @@ class RegionStep(NamedTuple):
     start: Any
     """The end of the step before: a moment of the clock."""
     end: Any
-    spans: Callable[[], list[Span]]
+    spans: Callable[[], list[RebuildTime]]
     """Its re-runs and rebuilds; calling it waits for the device."""
     stalls: Callable[[], Stalled] | None
     meter: HostMeter | None

@@ -27,8 +27,8 @@ from ssdtrain.plan.profile import (
 )
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.capture import record
-from ssdtrain.tools.foresight.caveats import left_out, parts_of
-from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.caveats import caveats_of, left_out
+from ssdtrain.tools.foresight.device import DeviceModel
 from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.price import price, steady
 from ssdtrain.tools.foresight.recorder import STATES, Recorder
@@ -67,7 +67,7 @@ def estimate(
     model: nn.Module,
     forward: Callable[[], Any],
     links: Links,
-    device: Device,
+    device: DeviceModel,
     *,
     min_bytes: int = 1 << 20,
     optimizer: str | None = None,
@@ -99,7 +99,7 @@ def estimate(
             "is worth moving; give more --tokens or a larger --micro-batch, or to "
             "plan and rok a lower --min-bytes."
         )
-    graph = recorder.graph({**notes, **parts_of(model, forward)})
+    graph = recorder.graph({**notes, **caveats_of(model, forward)})
     priced = price(graph, device)
     found = steady(priced, device)
     by = f"kernel models of {device.spec.name}, {priced.generic.total()} operators"

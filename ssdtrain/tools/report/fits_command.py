@@ -11,7 +11,7 @@ from ssdtrain.tools.arguments import count_argument, show
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.report.build_public import Loss, Train
 from ssdtrain.tools.report.capture import OPTIMIZER, Question
-from ssdtrain.tools.report.fits import CONTEXT, PLAIN, Answer, fits
+from ssdtrain.tools.report.fits import CONTEXT, PLAIN, FitReport, fit_report
 from ssdtrain.tools.report.public_models import PUBLIC
 
 EXAMPLES = f"""examples:
@@ -93,7 +93,9 @@ def run(args: argparse.Namespace) -> int:
         given["tokens"] = args.tokens
     if args.micro_batch:
         given["micro_batch"] = args.micro_batch
-    answer = fits(Question(**given, train=Train(args.train), loss=Loss(args.loss)))
+    answer = fit_report(
+        Question(**given, train=Train(args.train), loss=Loss(args.loss))
+    )
     if args.json:
         print(json.dumps(asdict(answer), indent=1))
     else:
@@ -101,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def fits_lines(answer: Answer) -> list[str]:
+def fits_lines(answer: FitReport) -> list[str]:
     """Return the answer as one screen of text."""
     asked = answer.question
     spread = f"{asked.gpus} x " if asked.gpus > 1 else ""
@@ -146,7 +148,7 @@ def fits_lines(answer: Answer) -> list[str]:
     return [*found, "", *_advice(answer)]
 
 
-def _advice(answer: Answer) -> list[str]:
+def _advice(answer: FitReport) -> list[str]:
     found = [answer.sentence]
     asked, plain = answer.question, answer.way(PLAIN)
     traffic = answer.traffic

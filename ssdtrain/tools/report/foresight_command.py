@@ -16,7 +16,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import load_as
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.arguments import count_argument, positive_argument, show
-from ssdtrain.tools.foresight.autocast import Autocast
+from ssdtrain.tools.foresight.autocast import AutocastEmulation
 from ssdtrain.tools.foresight.calibrate import family_scales, host_scale, measured_power
 from ssdtrain.tools.foresight.call import Family
 from ssdtrain.tools.foresight.capture import capture
@@ -25,7 +25,7 @@ from ssdtrain.tools.foresight.cluster import EXAMPLE, cluster_of
 from ssdtrain.tools.foresight.collectives import Network, load_fabric
 from ssdtrain.tools.foresight.device import (
     DEFAULT_DEVICE,
-    Device,
+    DeviceModel,
     load_device,
     shipped,
     write_device,
@@ -35,17 +35,17 @@ from ssdtrain.tools.foresight.gather import gather, read_times
 from ssdtrain.tools.foresight.graph import Graph, Stream, read_graph, write_graph
 from ssdtrain.tools.foresight.learn import fitted, learn, own_device
 from ssdtrain.tools.foresight.memory import estimate_peak
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.price import StepEstimate, estimate_step
 from ssdtrain.tools.foresight.ranks import (
-    Layout,
+    RankLayout,
     Spread,
     estimate_graphs,
     estimate_ranks,
 )
 from ssdtrain.tools.foresight.recorder import STATES
+from ssdtrain.tools.foresight.sharding import EmbeddingTable as EmbeddingTable
 from ssdtrain.tools.foresight.sharding import Lookups, candidates
-from ssdtrain.tools.foresight.sharding import Table as EmbeddingTable
 from ssdtrain.tools.foresight.spec import Kind, links_of
 from ssdtrain.tools.foresight.steps import capture_step
 from ssdtrain.tools.foresight.table_plan import TABLE_PLAN_FILE, table_plan
@@ -146,7 +146,7 @@ def _needed(args: argparse.Namespace, *names: str) -> None:
 def _graph(args: argparse.Namespace, on: Kind = Kind.CUDA) -> Graph:
     _needed(args, "model")
     build = build_of(args.model, args.sequence)
-    with torch.device("meta"), Autocast(on).noted():
+    with torch.device("meta"), AutocastEmulation(on).noted():
         subject = build(args.micro_batch)
         notes = {"model": args.model, "micro_batch": str(args.micro_batch)}
         return capture(
@@ -203,7 +203,7 @@ def _predict(args: argparse.Namespace) -> None:
     if len(graphs) > 1:
         ranks = estimate_graphs(graphs, device, wires)
     elif args.ranks > 1:
-        layout = Layout(
+        layout = RankLayout(
             spread=Spread(args.spread),
             num_ranks=args.ranks,
             slower=args.slower,
@@ -238,7 +238,7 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _has_update(graph: Graph) -> bool:
-    return any(node.phase is Phase.UPDATE for node in graph.nodes)
+    return any(node.phase is StepPhase.UPDATE for node in graph.nodes)
 
 
 def _not_in_it(args: argparse.Namespace, graph: Graph) -> list[str]:
@@ -251,7 +251,7 @@ def _not_in_it(args: argparse.Namespace, graph: Graph) -> list[str]:
     return [f"Left out: {line}" for line in lines]
 
 
-def _wires(args: argparse.Namespace, device: Device, graphs: list[Graph]) -> Wires:
+def _wires(args: argparse.Namespace, device: DeviceModel, graphs: list[Graph]) -> Wires:
     """Links for what captured graphs move."""
     streams = {node.stream for graph in graphs for node in graph.nodes}
     between = Stream.COMMUNICATION in streams
@@ -297,7 +297,7 @@ def _shard(args: argparse.Namespace) -> None:
         TABLE_PLAN_FILE.write(args.save, plan)
 
 
-def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
+def _print(device: DeviceModel, step: StepEstimate, peak_bytes: int) -> None:
     total = max(1.0, sum(step.by_family_us.values()))
     rows = [
         (
@@ -355,7 +355,7 @@ def _learn(args: argparse.Namespace) -> None:
     print(f"written to {args.save}")
 
 
-def scaled_here(device: Device, seconds: float, seed: int) -> Device:
+def scaled_here(device: DeviceModel, seconds: float, seed: int) -> DeviceModel:
     """Return the device, scaled to this machine."""
     with tempfile.TemporaryDirectory(prefix="ssdtrain-") as directory:
         path = Path(directory) / "times.jsonl"

@@ -12,12 +12,12 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight import design
 from ssdtrain.tools.foresight.call import Call, Family
 from ssdtrain.tools.foresight.device import (
-    Device,
+    DeviceModel,
     from_json,
     load_device,
     to_json,
 )
-from ssdtrain.tools.foresight.features import names_of, row_of
+from ssdtrain.tools.foresight.features import feature_names, row_of
 from ssdtrain.tools.foresight.fit import (
     errors_of,
     fit_forest,
@@ -70,7 +70,9 @@ def test_trees_that_would_not_end_are_refused(trees: Any) -> None:
     )
     with pytest.raises(ConfigError, match="kernel models"):
         forest.check()
-    device = Device(spec=H100, host=HostTable([]), forests={Family.PRODUCT: forest})
+    device = DeviceModel(
+        spec=H100, host=HostTable([]), forests={Family.PRODUCT: forest}
+    )
     with pytest.raises(ConfigError, match="damaged"):
         from_json(to_json(device))
 
@@ -81,7 +83,7 @@ def test_the_design_is_the_same_whenever_it_is_drawn(family: Family) -> None:
         call = design.draw(family, index)
         assert call == design.draw(family, index)
         assert design.LIMITS[Kind.CUDA].allow(call)
-        assert len(row_of(call, H100, 5.0)) == len(names_of(family))
+        assert len(row_of(call, H100, 5.0)) == len(feature_names(family))
     assert design.draw(family, 0) != design.draw(family, 0, seed=1)
 
 
@@ -91,7 +93,7 @@ def test_too_few_times_are_refused() -> None:
 
 
 def test_a_device_survives_json_and_scales() -> None:
-    device = Device(
+    device = DeviceModel(
         spec=H200,
         host=HostTable([]),
         errors={Family.PRODUCT: 0.05},

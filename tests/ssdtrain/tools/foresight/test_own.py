@@ -18,12 +18,12 @@ from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.device import from_json, load_device, to_json
 from ssdtrain.tools.foresight.gather import read_times
 from ssdtrain.tools.foresight.host import HostTable
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.recorder import IN_PLACE
-from ssdtrain.tools.foresight.spec import Kind, Spec
+from ssdtrain.tools.foresight.spec import DeviceSpec, Kind
 
 CPU = design.LIMITS[Kind.CPU]
-MADE_UP = Spec(
+MADE_UP = DeviceSpec(
     name="made up",
     kind=Kind.CPU,
     num_sms=1,
@@ -95,7 +95,9 @@ def test_a_step_captured_without_memory_is_what_a_cpu_runs() -> None:
 
 
 def host(t1: float, t5: float) -> HostTable:
-    names = [f"{phase.value} aten::{name}" for phase in Phase for name in ("mm", "t")]
+    names = [
+        f"{phase.value} aten::{name}" for phase in StepPhase for name in ("mm", "t")
+    ]
     return HostTable.from_dict(
         {n: (t1, 0, 0, 0, t5 * n.endswith(":t"), n.endswith("mm")) for n in names}
     )

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.autocast import Autocast
+from ssdtrain.tools.foresight.autocast import AutocastEmulation
 from ssdtrain.tools.foresight.call import Call, Family
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.caveats import UNFUSED, left_out
@@ -23,7 +23,7 @@ from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.lowering import lower
 from ssdtrain.tools.foresight.memory import estimate_peak
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.price import estimate_step, price
 from ssdtrain.tools.foresight.spec import Kind
 
@@ -41,12 +41,12 @@ def captured(
     on: Kind = Kind.CUDA,
     optimizer: str | None = None,
 ) -> Graph:
-    with torch.device("meta"), Autocast(on).noted():
+    with torch.device("meta"), AutocastEmulation(on).noted():
         model, forward = build(8)
         return capture(model, forward, on=on, optimizer=optimizer)
 
 
-def calls_of(graph: Graph, phase: Phase | None = None) -> list[Call]:
+def calls_of(graph: Graph, phase: StepPhase | None = None) -> list[Call]:
     return [
         call
         for node in graph.nodes
@@ -156,7 +156,7 @@ def test_a_step_under_autocast_is_not_one_in_single_precision(device_type: str) 
         torch.autocast.__enter__,
         torch.autocast.__exit__,
     )
-    forward = calls_of(graph, Phase.FORWARD)
+    forward = calls_of(graph, StepPhase.FORWARD)
     products = [c.dtype for c in forward if c.family is Family.PRODUCT]
     assert products == ["bf16", "bf16", "fp32", "bf16", "bf16", "bf16"]
     norms = {c.dtype for c in forward if c.family is Family.NORM}
@@ -166,7 +166,7 @@ def test_a_step_under_autocast_is_not_one_in_single_precision(device_type: str) 
     to_half = [
         graph.tensors[n.outputs[0]].shape
         for n in casts
-        if n.phase is Phase.FORWARD and graph.tensors[n.outputs[0]].dtype == "bf16"
+        if n.phase is StepPhase.FORWARD and graph.tensors[n.outputs[0]].dtype == "bf16"
     ]
     assert sorted(to_half) == sorted(
         [(64, 32), (64,), (32, 64), (32,)] + 2 * [(8, 32), (8, 64)]
@@ -242,7 +242,7 @@ def test_attention_within_torchs_own_layer(half: bool, fused: int) -> None:
     own = F.has_torch_function  # type: ignore[attr-defined]
     graph = captured(build)
     assert F.has_torch_function is own  # type: ignore[attr-defined]
-    forward = calls_of(graph, Phase.FORWARD)
+    forward = calls_of(graph, StepPhase.FORWARD)
     assert sum(c.family is Family.ATTENTION for c in forward) == fused
     assert len(left_out(graph.notes)) == 1 - fused
 
