@@ -31,7 +31,7 @@ from ssdtrain.engines.known import engine_of
 from ssdtrain.engines.patch import Patches, weakly
 from ssdtrain.engines.plain import Plain
 from ssdtrain.engines.recognition import device_of
-from ssdtrain.engines.watch import HELD, Watch
+from ssdtrain.engines.watch import HELD, IdleMonitor
 from ssdtrain.errors import ConfigError
 from ssdtrain.numerics import settle
 from ssdtrain.observe.planner import Planner
@@ -447,7 +447,7 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
     )
     steps = Steps(cache, engine.progress(patches))
     session = Session(cache, steps, patches, trace, settings=settings)
-    steps.watch = Watch(
+    steps.watch = IdleMonitor(
         [] if engine.moves_weights else modules,
         device.torch_device,
         session.why_nothing_moves,
@@ -469,7 +469,7 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
             modules[0],
             lambda: session.can_capture,
             lambda: None if planner is None else planner.captured_plan(),
-            hears_ends=graphs.attach(cache.captures, patches),
+            hears_ends=graphs.hear_captures(cache.captures, patches),
         )
         engine.attach(session.hints, patches, cache.keep_storage_of)
     except BaseException:
@@ -538,7 +538,7 @@ def _attach_regions(
                 f"{type(module).__name__}; name paths such as 'model.layers.*' (see "
                 "named_modules()) or classes."
             )
-        regions.attach(module, found, cache.regions, patches)
+        regions.wrap_regions(module, found, cache.regions, patches)
     # torch's hook would keep a session alive that nobody closed.
     hook = register_optimizer_step_pre_hook(weakly(cache.regions.before_step))
     patches.also(hook.remove)

@@ -21,7 +21,7 @@ from ssdtrain.cache.record import (
 )
 from ssdtrain.regions.attention import (
     Attention,
-    Watched,
+    RerunAttention,
     is_attentions,
     windows_around,
     windows_of,
@@ -119,7 +119,7 @@ class StoredAttention:
             if spare is not None:
                 self._spares[number] = spare
 
-    def watched(self, num_places: int) -> Watched:
+    def watched(self, num_places: int) -> RerunAttention:
         """For a re-run: the calls to learn of, or to answer.
 
         Raises:
@@ -128,7 +128,7 @@ class StoredAttention:
         cache = self._cache
         if cache.course.observer.listens:
             windows = windows_around(self._outputs, num_places)
-            return Watched(windows, {}, now=cache.ledger.clock.now)
+            return RerunAttention(windows, {}, now=cache.ledger.clock.now)
         stored: dict[int, Tensor] = {}
         for number, spare in self._spares.items():
             tensor = spare.tensor(cache)
@@ -136,14 +136,14 @@ class StoredAttention:
                 # An alias that becomes a part of the re-run's graph.
                 stored[number] = tensor.detach()
         if not stored:
-            return Watched((), stored)
+            return RerunAttention((), stored)
         spots = [
             spot
             for spot in self._known.of(num_places)
             if stored.keys() >= set(spot.places)
         ]
         check = self._check if spots and cache.verifier.draws() else None
-        return Watched(windows_of(spots), stored, check)
+        return RerunAttention(windows_of(spots), stored, check)
 
     def _check(self, stored: Tensor, computed: Tensor) -> None:
         text = (
@@ -152,7 +152,9 @@ class StoredAttention:
         )
         self._cache.verifier.compare(stored, computed, text)
 
-    def learn(self, seen: Watched, lane: int, region: int, num_places: int) -> None:
+    def learn(
+        self, seen: RerunAttention, lane: int, region: int, num_places: int
+    ) -> None:
         """Remember what a re-run has shown in the observed step, and tell the observer.
 
         Args:
@@ -168,7 +170,7 @@ class StoredAttention:
                 own = frozenset(items) - {NO_ITEM}
                 observer.attention(lane, region, own, learnt.before, learnt.behind)
 
-    def is_lost(self, seen: Watched) -> bool:
+    def is_lost(self, seen: RerunAttention) -> bool:
         """Whether the re-run must be done again, without what is stored."""
         if seen.is_wrong:
             self._spares.clear()

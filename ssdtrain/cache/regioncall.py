@@ -43,7 +43,7 @@ from ssdtrain.errors import InPlaceError, RegionError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.rebuild.modes import may_meddle, without_modes
 from ssdtrain.regions.arguments import Arguments
-from ssdtrain.regions.attention import Watched
+from ssdtrain.regions.attention import RerunAttention
 from ssdtrain.regions.before import Before, Seen
 from ssdtrain.regions.conditions import (
     Conditions,
@@ -410,7 +410,7 @@ class RegionCall:
         found: list[Tensor] = []
         args, kwargs = self.inputs.values(self._unpack)
         num_places = self.num_places
-        watched: Watched | None = None
+        watched: RerunAttention | None = None
         if self._attention is not None:
             watched = self._attention.watched(num_places)
             if watched.hears is None:
@@ -438,7 +438,11 @@ class RegionCall:
         return found
 
     def _has_run(
-        self, collector: Collector, args: Any, kwargs: Any, watched: Watched | None
+        self,
+        collector: Collector,
+        args: Any,
+        kwargs: Any,
+        watched: RerunAttention | None,
     ) -> bool:
         """Run the forward again; whether it drew what it drew before."""
         course = self._cache.course
@@ -464,7 +468,7 @@ class RegionCall:
             course.observer.ran_again(course.of(self.lane).number, self.number)
         return expected is None or drawn is None or expected.is_same(drawn)
 
-    def _is_lost(self, watched: Watched) -> bool:
+    def _is_lost(self, watched: RerunAttention) -> bool:
         """Learn of its attention; whether the re-run must be done again without it."""
         attention, course = self.attention, self._cache.course
         for reason in watched.reasons:

@@ -45,7 +45,7 @@ class CaptureEnd(Shared[HearsEnds]):
         return capture_end
 
 
-def attach(user: HearsEnds, patches: Patches) -> bool:
+def hear_captures(user: HearsEnds, patches: Patches) -> bool:
     """Have `user.ends` called before each capture ends, as long as the user lives.
 
     Returns:

@@ -26,7 +26,7 @@ from ssdtrain.cache.record import Lane
 from ssdtrain.counters import Count, Fallback, StepReport
 
 if TYPE_CHECKING:
-    from ssdtrain.engines.watch import Watch  # which comes back here
+    from ssdtrain.engines.watch import IdleMonitor  # which comes back here
 
 MAX_REPORTS = 1000
 """Reports that are remembered."""
@@ -66,7 +66,7 @@ class Steps:
         self._seen = progress()
         self.on_start: Callable[[int], None] = lambda num_steps: None
         """Told before the first forward of a step how many steps have ended."""
-        self.watch: Watch | None = None
+        self.watch: IdleMonitor | None = None
         self._pending: deque[Callable[[], StepReport]] = deque()
         self._reports: deque[StepReport] = deque(maxlen=MAX_REPORTS)
 

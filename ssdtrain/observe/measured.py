@@ -49,7 +49,7 @@ from ssdtrain.plan.forwards import most_host_ms
 from ssdtrain.plan.plan import Plan, Prediction
 from ssdtrain.plan.profile import HostCosts, Profile
 from ssdtrain.plan.scaled import FIXED_SHARE, Growth
-from ssdtrain.plan.simulate import Run
+from ssdtrain.plan.simulate import Simulation
 from ssdtrain.plan.timeline import Timeline
 
 NUM_REGION_STEPS = 4
@@ -149,7 +149,7 @@ class Measured:
 
         def told_ms(part: float) -> float:
             timeline = Timeline(replace(profile, host_costs=_with_part(own, part)))
-            return Run(timeline, plan.orders).run().step_ms
+            return Simulation(timeline, plan.orders).run().step_ms
 
         whole_ms, least_ms, part = told_ms(1.0), told_ms(0.0), 0.0
         if whole_ms <= step_ms:

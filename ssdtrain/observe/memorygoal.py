@@ -17,7 +17,7 @@ from ssdtrain.observe.tightened import Tightened
 from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.goal import DEVICE_RESERVE, MOST_TORN, Goal
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.simulate import Run, keep_all
+from ssdtrain.plan.simulate import Simulation, keep_all
 from ssdtrain.plan.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,10 @@ class MemoryGoal:
     def _keep_bytes(self, profile: Profile) -> int:
         if self._keep is None or self._keep[0] is not profile:
             timeline = Timeline(profile)
-            self._keep = profile, Run(timeline, keep_all(timeline)).run().peak_bytes
+            self._keep = (
+                profile,
+                Simulation(timeline, keep_all(timeline)).run().peak_bytes,
+            )
         return self._keep[1]
 
     def look_at_device(self, step: int) -> None:

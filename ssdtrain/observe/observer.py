@@ -48,7 +48,7 @@ from ssdtrain.curves import Links
 from ssdtrain.observe.collectives import num_collectives
 from ssdtrain.observe.frames import Frames
 from ssdtrain.observe.hosttime import HostMeter
-from ssdtrain.plan.profile import Item, Mark, Part, Phase, Profile, RegionRun
+from ssdtrain.plan.profile import AttentionPart, Item, Mark, Phase, Profile, RegionRun
 from ssdtrain.rebuild.clock import RebuildTime
 from ssdtrain.transfer.device import Device
 
@@ -536,7 +536,7 @@ class Recording(Observer):
                     small_bytes=region.small_bytes,
                     communicates=region.communicates,
                     parts=tuple(
-                        Part(items=items, ms=attention_ms[lane.kind, items])
+                        AttentionPart(items=items, ms=attention_ms[lane.kind, items])
                         for items in region.attention
                     ),
                 )

@@ -114,7 +114,7 @@ NOT_HELD = (
 )
 
 
-class Stage(Enum):
+class Purpose(Enum):
     """What the running step is for."""
 
     WARM_UP = auto()
@@ -180,7 +180,7 @@ class Planner:
         self._searching = Searching(cache.device, peers)
         self._adoption = Adoption(cache, peers)
         self._smaller = SmallerPlans(cache)
-        self._stage = Stage.WARM_UP
+        self._stage = Purpose.WARM_UP
         self._step = -1
         self._attempts = 0
         self._seen: Profile | None = None
@@ -232,7 +232,7 @@ class Planner:
         return known[2]
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> Purpose:
         """What the running step is for."""
         return self._stage
 
@@ -241,16 +241,16 @@ class Planner:
         """Whether the best plan is followed, and none is searched for or tried."""
         if self._is_awaited or self._smaller.is_searching:
             return False
-        return self._stage in (Stage.FOLLOWING, Stage.RESTING)
+        return self._stage in (Purpose.FOLLOWING, Purpose.RESTING)
 
     def may_capture(self) -> bool:
         """Whether what a CUDA graph's plan is made of is known, or none can be made.
         Where the device's own times are missing, the next steps measure them."""
         self._wants_graph = True
         seen = self._seen
-        if self._stage is Stage.RESTING:
+        if self._stage is Purpose.RESTING:
             return True
-        known = (Stage.SEARCHING, Stage.TRYING, Stage.FOLLOWING)
+        known = (Purpose.SEARCHING, Purpose.TRYING, Purpose.FOLLOWING)
         if self._stage not in known or seen is None:
             return False
         return not self._measured.may_hold(seen)
@@ -272,7 +272,7 @@ class Planner:
     def _step_starts(self, num_steps: int) -> None:
         self._searching.step_starts()
         if num_steps == self._step:
-            if self._stage is Stage.OBSERVING:
+            if self._stage is Purpose.OBSERVING:
                 self._observe()  # a forward without a backward: begin again
             self._cache.course.step_starts()
             return
@@ -280,15 +280,15 @@ class Planner:
         self._largest.step_ended()
         self._times.step_starts()
         self._smaller.step_starts()
-        acts: dict[Stage, Callable[[], object]] = {
-            Stage.WARM_UP: self._warm_up,
-            Stage.OBSERVING: self._conclude,
-            Stage.BASE: self._measure,
-            Stage.HELD: self._measure,
-            Stage.SEARCHING: self._await_plan,
-            Stage.TRYING: self._try,
-            Stage.FOLLOWING: self._follow,
-            Stage.RESTING: self._check_rest,
+        acts: dict[Purpose, Callable[[], object]] = {
+            Purpose.WARM_UP: self._warm_up,
+            Purpose.OBSERVING: self._conclude,
+            Purpose.BASE: self._measure,
+            Purpose.HELD: self._measure,
+            Purpose.SEARCHING: self._await_plan,
+            Purpose.TRYING: self._try,
+            Purpose.FOLLOWING: self._follow,
+            Purpose.RESTING: self._check_rest,
         }
         if self._stage in acts:
             acts[self._stage]()
@@ -299,7 +299,7 @@ class Planner:
         """Follow this plan from the next step on, and observe no more."""
         self.close()
         self.plan = plan
-        self._rest(Stage.RESTING)
+        self._rest(Purpose.RESTING)
         self._hand_over(plan)
 
     def begin_with(self, plan: Plan, profile: Profile) -> None:
@@ -308,7 +308,7 @@ class Planner:
         self.close()
         self._seen = profile
         self._host.costs = profile.host_costs
-        self._rest(Stage.SEARCHING)
+        self._rest(Purpose.SEARCHING)
         self._is_given = True
         self._adoption.take(plan)
         if self._peers.is_alone:  # else all ranks follow it in the next step
@@ -336,7 +336,7 @@ class Planner:
         self._largest.restart()
         self._smaller.stop()
         self._stop_search()
-        self._stage = Stage.OBSERVING
+        self._stage = Purpose.OBSERVING
         self._record()
 
     def _observe_others(self) -> None:
@@ -354,7 +354,7 @@ class Planner:
             stays = plan is not None and plan.moves_nothing
             self.close()
             self.plan = None
-            self._rest(Stage.RESTING)
+            self._rest(Purpose.RESTING)
             self._rest_again(Placement.KEEP if stays else Placement.OFFLOAD)
             self._rests_within = self._goal_within(is_all=True)
             self._memory.planned()
@@ -417,7 +417,7 @@ class Planner:
                 self._observe()
                 return
             logger.info("ssdtrain: no plan; this model's steps cannot be observed")
-            self._rest(Stage.RESTING)
+            self._rest(Purpose.RESTING)
             return
         self._attempts = self._spared_bytes = 0
         self._seen = profile
@@ -430,7 +430,7 @@ class Planner:
         self._memory.look_at_device(self._step)
         if self._begin_base(profile):
             self._measure()
-        elif self._stage is not Stage.FOLLOWING:
+        elif self._stage is not Purpose.FOLLOWING:
             self._plan()
 
     def _must_rest(self) -> bool:
@@ -446,7 +446,7 @@ class Planner:
             "not agree on one plan. Name modules without collectives (regions=...), or "
             "set recompute='off'"
         )
-        self._rest(Stage.RESTING)
+        self._rest(Purpose.RESTING)
         return True
 
     # -- the base ------------------------------------------------------------------
@@ -469,7 +469,7 @@ class Planner:
         may = self._measured.lacks_regions and bool(profile.regions)
         if not (wants_plain or self._peers.all_agree(may, "regions", self._step)):
             return False
-        self._rest(Stage.BASE)
+        self._rest(Purpose.BASE)
         told = self._observation
         self._measured.begin(
             Observed(profile, told.saved_bytes), without_hooks=wants_plain
@@ -528,7 +528,7 @@ class Planner:
         plan = all_again(profile, self._larger(profile), near)
         if plan is None:
             return False
-        self._rest(Stage.BASE)
+        self._rest(Purpose.BASE)
         return self._measure_base(plan, seen)
 
     def _larger(self, profile: Profile) -> Profile:
@@ -549,12 +549,12 @@ class Planner:
         self._follow_best()
 
     def _measure(self) -> None:
-        if self._stage is Stage.BASE and self.plan is not None:
+        if self._stage is Purpose.BASE and self.plan is not None:
             if self._is_exceeded(self.plan):
                 return
         if self._measured.next_step(self._step):
             return
-        if self._stage is Stage.HELD:
+        if self._stage is Purpose.HELD:
             self._follow_best()
             return
         self._refusal = ""
@@ -598,7 +598,7 @@ class Planner:
         if self._is_awaited:
             return False
         cache = self._cache
-        self._stage = Stage.HELD
+        self._stage = Purpose.HELD
         cache.course.rule = Rule(spares_held=True)
         cache.course.plan, cache.bypass = None, None
         cache.regions.choice = Choice.ALL
@@ -606,12 +606,12 @@ class Planner:
         self._measured.next_step(self._step)
         return True
 
-    def _rest(self, stage: Stage) -> None:
+    def _rest(self, stage: Purpose) -> None:
         self._stage = stage
         self._times.restart()
         self._cache.regions.choice = self._first_regions
         # A limit holds for what no plan knows as well: it waits rather than stays.
-        waits = self._goal.goal.is_by_memory and stage is not Stage.RESTING
+        waits = self._goal.goal.is_by_memory and stage is not Purpose.RESTING
         away = Placement.OFFLOAD if waits else Placement.OFFLOAD_IF_IN_TIME
         self._cache.course.rule = Rule(away, spares_held=True)
 
@@ -632,9 +632,9 @@ class Planner:
             may = self._measured.plain is not None and not self._goal.goal.is_by_memory
             fits = may and self._memory.fits_plain(profile)
             self._cache.bypass = Unhooked() if fits else None
-            self._rest(Stage.SEARCHING)
+            self._rest(Purpose.SEARCHING)
         else:
-            self._stage = Stage.SEARCHING
+            self._stage = Purpose.SEARCHING
         self._largest.plan_for_it()
         best = self._trials.best
         is_base = best is not None and best.plan.policy == ALL_AGAIN
@@ -642,7 +642,7 @@ class Planner:
         self._begin_search(SEARCH_MARKS, fewer)
         if fewer is not None:
             self._try_unsearched(fewer, profile)
-        elif self._stage is Stage.SEARCHING:
+        elif self._stage is Purpose.SEARCHING:
             self._plan_by_size()
 
     def _fewest_again(self) -> Plan | None:
@@ -710,7 +710,7 @@ class Planner:
     def _plan_by_size(self) -> None:
         """Have lanes of other sizes follow other plans than the one in force: lanes of
         one kind are never in flight together."""
-        seen, is_measured = self._seen, self._stage is Stage.BASE
+        seen, is_measured = self._seen, self._stage is Purpose.BASE
         if seen is None or is_measured:
             return
         if len(seen.kinds) == 1 and self._largest.makes_room:
@@ -734,7 +734,7 @@ class Planner:
             ConfigError: none reaches the goal.
         """
         self._take_found()
-        if self._stage is not Stage.SEARCHING:
+        if self._stage is not Purpose.SEARCHING:
             return
         if self.plan is not None and self._is_exceeded(self.plan):
             return
@@ -824,7 +824,7 @@ class Planner:
         """Return the plan for a CUDA graph: [Note: captured steps] in replays.py.
         None: the one in force is not the planner's own, or none reaches the goal."""
         seen, by = self._seen, self._measured.corrections
-        if self._stage in (Stage.WARM_UP, Stage.OBSERVING, Stage.RESTING):
+        if self._stage in (Purpose.WARM_UP, Purpose.OBSERVING, Purpose.RESTING):
             return None
         if seen is None:
             return None
@@ -864,7 +864,7 @@ class Planner:
         self._is_searched = is_searched
         told = 0.0 if plan.prediction is None else plan.prediction.step_ms
         self._stopwatch = Stopwatch(told)
-        self._put_in_force(plan, Stage.TRYING)
+        self._put_in_force(plan, Purpose.TRYING)
 
     def _try(self) -> None:
         """Count a step of a try; end it where enough is known."""
@@ -997,7 +997,7 @@ class Planner:
         self._again = self._stopwatch = None
         if best is None or best.plan is plan:
             self._trials.forget()
-            self._stage = Stage.FOLLOWING
+            self._stage = Purpose.FOLLOWING
         else:
             self._follow_best()
         self._begin_search(QUICK_MARKS)
@@ -1013,10 +1013,13 @@ class Planner:
             best = Tried(plan, 0.0)
             self._trials.follow(best)
         if best is not None:
-            self._put_in_force(best.plan, Stage.FOLLOWING)
+            self._put_in_force(best.plan, Purpose.FOLLOWING)
 
-    def _put_in_force(self, plan: Plan, stage: Stage) -> None:
-        is_other = plan is not self.plan or self._stage in (Stage.HELD, Stage.OBSERVING)
+    def _put_in_force(self, plan: Plan, stage: Purpose) -> None:
+        is_other = plan is not self.plan or self._stage in (
+            Purpose.HELD,
+            Purpose.OBSERVING,
+        )
         self.plan = plan
         if not is_other:
             self._stage = stage
@@ -1055,7 +1058,7 @@ class Planner:
         if self._hold():
             return
         self._take_found()
-        if self._stage is not Stage.FOLLOWING or self.plan is None:
+        if self._stage is not Purpose.FOLLOWING or self.plan is None:
             return
         if self._makes_room() or self._is_exceeded(self.plan):
             return
@@ -1131,13 +1134,13 @@ class Planner:
         if not has_grown or self._is_awaited:
             return False
         self._again = self._stopwatch = None
-        self._stage = Stage.FOLLOWING
+        self._stage = Purpose.FOLLOWING
         self._largest.plan_for_it()
         self._search_again(QUICK_MARKS)
         return True
 
     def _predict(self) -> None:
-        follows = self._stage in (Stage.TRYING, Stage.FOLLOWING)
+        follows = self._stage in (Purpose.TRYING, Purpose.FOLLOWING)
         plan = self.plan if follows else None
         prediction = None if plan is None else plan.prediction
         predicted_ms = None if prediction is None else prediction.step_ms

@@ -97,7 +97,7 @@ def storage_directories(workload: Workload) -> tuple[str, ...]:
     return tuple(fill(name, place) for name in offload_directories(workload))
 
 
-def attach(runner: Runner, workload: Workload) -> Session:
+def _attach(runner: Runner, workload: Workload) -> Session:
     """Attach `ssdtrain.offload` to the runner's module or engine."""
     values = dict(workload.settings.offload)
     values["directory"] = offload_directories(workload) or None
@@ -173,7 +173,7 @@ class Loop:
         """Steps that the session has reported."""
         self._course: list[MemorySample] = []
         self._directories = storage_directories(workload)
-        self._session = attach(runner, workload) if leg is Leg.WITH else None
+        self._session = _attach(runner, workload) if leg is Leg.WITH else None
         self._before = self._saved = Written(0, 0)
         """Written before the first step, and by checkpoints since."""
 

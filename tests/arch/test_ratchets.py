@@ -16,9 +16,9 @@ from tests.arch.test_layers import PACKAGES, ROOT, functions, product_files, tre
 CIRCLES = 5
 """Groups of files that import one another, where imports inside functions and for
 types count as well. No group does so while it is imported."""
-TWICE = {"ssdtrain": 10, "pydirect": 6, "hector": 22}
+TWICE = {"ssdtrain": 0, "pydirect": 6, "hector": 22}
 """Public names of classes and functions that stand in several files of a package."""
-IN_SEVERAL = 90
+IN_SEVERAL = 89
 """Likewise in several packages."""
 ANYTHING = {"ssdtrain": 32, "pydirect": 1, "hector": 8}
 """Parameters of constructors that are typed `Any`."""

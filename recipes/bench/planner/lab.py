@@ -15,7 +15,7 @@ from recipes.bench.harness.blocks import SETTLE_S, Size, Steps, settling
 from ssdtrain.cache.regions import Choice
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.errors import ConfigError
-from ssdtrain.observe.planner import Stage
+from ssdtrain.observe.planner import Purpose
 from ssdtrain.plan.choose import choose, options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
@@ -117,7 +117,7 @@ class Lab:
     def hold(self) -> None:
         """From now on the plan changes only by hand."""
         self.session._planner.close()
-        self.session._planner._stage = Stage.RESTING
+        self.session._planner._stage = Purpose.RESTING
         self.cache.regions.choice = Choice.PLANNED
 
     def under(

@@ -29,7 +29,7 @@ from recipes.bench.models.stock import shrunk
 from ssdtrain.plan.goal import DEVICE_RESERVE
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.cluster import cluster_of
-from ssdtrain.tools.foresight.device import DeviceModel, load_device
+from ssdtrain.tools.foresight.device import DeviceCosts, load_device
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, public_subject
 from ssdtrain.tools.report.estimate import estimate
@@ -141,7 +141,7 @@ def job_for(subject: Subject, layers: int = 0) -> Job:
 
 
 def whole_costs(
-    shape: Shape, sequences: int, tokens: int, device: DeviceModel
+    shape: Shape, sequences: int, tokens: int, device: DeviceCosts
 ) -> tuple[int, StageCosts]:
     """Capture and price a model whole, whatever its kind: its layers are its regions,
     and the ends count as layers. Returns the number of layers, and their costs."""

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from ssdtrain.tools.foresight.call import Call, Family
 from ssdtrain.tools.foresight.capture import capture
-from ssdtrain.tools.foresight.device import DeviceModel
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.power import Power
 from ssdtrain.tools.foresight.price import estimate_step
@@ -42,7 +42,7 @@ HELD_CLOCK = 0.98
 
 
 def family_scales(
-    device: DeviceModel, times: Sequence[tuple[Call, float]]
+    device: DeviceCosts, times: Sequence[tuple[Call, float]]
 ) -> dict[Family, float]:
     """Median of measured over predicted time, by family."""
     ratios: dict[Family, list[float]] = {}
@@ -157,7 +157,7 @@ def program_graphs(kind: Kind) -> list[Graph]:
         ]
 
 
-def host_scale(device: DeviceModel, seconds: float = 5.0) -> float:
+def host_scale(device: DeviceCosts, seconds: float = 5.0) -> float:
     """Measured over predicted time of small steps on this machine: the median of three
     programs, of each the median of its rounds. See [Note: the host's scale]."""
     graphs = program_graphs(device.spec.kind)

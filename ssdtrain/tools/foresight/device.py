@@ -33,7 +33,7 @@ DEFAULT_DEVICE = "h100"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceModel:
+class DeviceCosts:
     """Prices calls and operators' host time on one kind of device."""
 
     spec: DeviceSpec
@@ -80,7 +80,7 @@ class DeviceModel:
 
     def scaled(
         self, scales: Mapping[Family, float], host_scale: float = 1.0
-    ) -> "DeviceModel":
+    ) -> "DeviceCosts":
         """The same kind of device, as a calibration found one."""
         return replace(
             self,
@@ -133,23 +133,23 @@ _FORMAT = Format(
 )
 
 
-def to_json(device: DeviceModel) -> dict[str, Any]:
+def to_json(device: DeviceCosts) -> dict[str, Any]:
     """Plain values, with the schema's name and version."""
     own = {field.name: getattr(device, field.name) for field in fields(_File)}
     own["laws"] = {family: law.as_dict() for family, law in device.laws.items()}
     return _FORMAT.to_json(_File(**{**own, "host": device.host.as_dict()}))
 
 
-def from_json(values: object, source: str = "") -> DeviceModel:
-    """Build a `DeviceModel` from what `to_json` made. Raises DamagedFileError: another
+def from_json(values: object, source: str = "") -> DeviceCosts:
+    """Build a `DeviceCosts` from what `to_json` made. Raises DamagedFileError: another
     schema or version, or a wrong field."""
     file = _FORMAT.from_json(values, source)
     laws = {family: Law.from_dict(family, own) for family, own in file.laws.items()}
     read = {"laws": laws, "host": HostTable.from_dict(file.host)}
-    return DeviceModel(**{**vars(file), **read})
+    return DeviceCosts(**{**vars(file), **read})
 
 
-def write_device(path: str | Path, device: DeviceModel) -> None:
+def write_device(path: str | Path, device: DeviceCosts) -> None:
     """Write a device file on one line: its trees are long lists of numbers. Raises
     OSError: the file cannot be written."""
     text = json.dumps(to_json(device), separators=(",", ":"))
@@ -162,7 +162,7 @@ def shipped() -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def load_device(name: str | Path) -> DeviceModel:
+def load_device(name: str | Path) -> DeviceCosts:
     """A shipped device by its name, or a device file. Raises ConfigError: neither, or
     the file is damaged."""
     path = Path(name)
@@ -184,13 +184,13 @@ def load_device(name: str | Path) -> DeviceModel:
     return from_json(values, str(path))
 
 
-def transferred(device: DeviceModel, spec: DeviceSpec) -> DeviceModel:
+def transferred(device: DeviceCosts, spec: DeviceSpec) -> DeviceCosts:
     """Another device by its data sheet: kernels keep their distance from the roofline,
     which is right for a relative, with the errors seen between an H100 and an H200."""
     errors = {family: e + TRANSFER_ERROR for family, e in device.errors.items()}
     return replace(device, spec=spec, errors=errors, _memo={})
 
 
-def bare_device(name: str) -> DeviceModel:
+def bare_device(name: str) -> DeviceCosts:
     """A device of which only the data sheet is known."""
-    return DeviceModel(spec=SPECS[name], host=HostTable([]))
+    return DeviceCosts(spec=SPECS[name], host=HostTable([]))

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.calibrate import Program
 from ssdtrain.tools.foresight.call import Call, Family
-from ssdtrain.tools.foresight.device import DeviceModel
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.fit import (
     LEAST_TIMES,
     Times,
@@ -188,13 +188,13 @@ def _is_bare(name: str) -> bool:
     return bool(aliases) and not any(alias.is_write for alias in aliases)
 
 
-def assemble(kind: Kind, times: Times, host: HostTable) -> DeviceModel:
+def assemble(kind: Kind, times: Times, host: HostTable) -> DeviceCosts:
     """A device of measured ceilings, a host, and forests where the times suffice."""
     spec = own_spec(kind, times)
     by_family: dict[Family, list[tuple[Call, float]]] = {}
     for call, us in times:
         by_family.setdefault(call.family, []).append((call, us))
-    device = DeviceModel(spec=spec, host=host)
+    device = DeviceCosts(spec=spec, host=host)
     for family, own in by_family.items():
         if len(own) >= LEAST_TIMES:
             device = fitted(device, family, own, score(own, spec)["gmae"])
@@ -202,13 +202,13 @@ def assemble(kind: Kind, times: Times, host: HostTable) -> DeviceModel:
 
 
 def fitted(
-    device: DeviceModel,
+    device: DeviceCosts,
     family: Family,
     times: Times,
     error: float,
     *,
     relatives: Sequence[tuple[Times, DeviceSpec]] = (),
-) -> DeviceModel:
+) -> DeviceCosts:
     """The device with a family's model learned from these times. `relatives`: times on
     other devices, which join in."""
     law = fit_closed_form(times, device.spec, relatives=relatives)
@@ -222,7 +222,7 @@ def fitted(
     )
 
 
-def learn(kind: Kind, path: Path, *, seconds: float, seed: int = 0) -> DeviceModel:
+def learn(kind: Kind, path: Path, *, seconds: float, seed: int = 0) -> DeviceCosts:
     """Time kernels for `seconds` into `path`, or go on with it, then trace and fit.
     Raises ConfigError: no such device, no scikit-learn, or too few times."""
     device = own_device(kind)

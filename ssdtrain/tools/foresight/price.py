@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ssdtrain.tools.foresight.call import Call, Family
-from ssdtrain.tools.foresight.device import DeviceModel
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import Graph, Node, Stream, data_dependencies
 from ssdtrain.tools.foresight.lowering import lower
 from ssdtrain.tools.foresight.overheads import HostOverheads
@@ -70,7 +70,7 @@ class _Cache:
             self._touched[storage] = self._passed
 
 
-def price(graph: Graph, device: DeviceModel, wires: Wires = NO_WIRES) -> PricedRank:
+def price(graph: Graph, device: DeviceCosts, wires: Wires = NO_WIRES) -> PricedRank:
     """Tasks of every node, in order, at the highest clock. Raises ConfigError: a node
     moves bytes on a link that `wires` lacks."""
     priced = PricedRank(tasks=[], calls=[])
@@ -88,7 +88,7 @@ def price(graph: Graph, device: DeviceModel, wires: Wires = NO_WIRES) -> PricedR
 
 
 def _compute(
-    graph: Graph, node: Node, device: DeviceModel, cache: _Cache, priced: PricedRank
+    graph: Graph, node: Node, device: DeviceCosts, cache: _Cache, priced: PricedRank
 ) -> float:
     lowered = lower(graph, node)
     if not lowered.calls:
@@ -127,7 +127,7 @@ def _task(
     index: int,
     device_us: float,
     after: tuple[int, ...],
-    device: DeviceModel,
+    device: DeviceCosts,
     priced: PricedRank,
 ) -> Task:
     # What computes may have an argument of such a name (a group of channels).
@@ -192,7 +192,7 @@ class StepEstimate:
 
 
 def estimate_step(
-    graph: Graph, device: DeviceModel, wires: Wires = NO_WIRES
+    graph: Graph, device: DeviceCosts, wires: Wires = NO_WIRES
 ) -> StepEstimate:
     """The steady state of steps one after the other, on one rank. Raises ConfigError:
     a node moves bytes on a link that `wires` lacks."""
@@ -227,7 +227,7 @@ class Steady:
     """By how much the host is ahead of the device when a step starts."""
 
 
-def steady(priced: PricedRank, device: DeviceModel, wires: Wires = NO_WIRES) -> Steady:
+def steady(priced: PricedRank, device: DeviceCosts, wires: Wires = NO_WIRES) -> Steady:
     """Settle a step's clock, and run it among others; what ranks send is there."""
     tasks = priced.tasks = [replace(task, waits_for=()) for task in priced.tasks]
     step_us, clock = steady_us(tasks, wires=wires), 1.0

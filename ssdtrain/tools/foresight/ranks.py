@@ -9,7 +9,7 @@ from enum import Enum
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import Collective, Network
-from ssdtrain.tools.foresight.device import DeviceModel
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import CALLER, Graph, Stream
 from ssdtrain.tools.foresight.memory import estimate_peak
 from ssdtrain.tools.foresight.overheads import StepPhase
@@ -83,7 +83,7 @@ class RanksEstimate:
 
 
 def estimate_ranks(
-    graph: Graph, device: DeviceModel, fabric: Network, layout: RankLayout
+    graph: Graph, device: DeviceCosts, fabric: Network, layout: RankLayout
 ) -> RanksEstimate:
     """The steady state of all ranks, at the clock that the power limit allows (a
     pipeline: the highest). `graph`: one rank's step, or a pipeline's whole model for
@@ -134,7 +134,7 @@ def sharded_peak(graph: Graph, num_ranks: int, context_bytes: int) -> int:
 
 
 def estimate_graphs(
-    graphs: Sequence[Graph], device: DeviceModel, wires: Wires
+    graphs: Sequence[Graph], device: DeviceCosts, wires: Wires
 ) -> RanksEstimate:
     """The steady state of ranks whose steps were captured, at their clocks. Raises
     ConfigError: a collective lacks a rank, or a receive its send."""
@@ -153,7 +153,7 @@ def _moved_us(tasks: Sequence[Task]) -> float:
 
 
 def _at_their_clocks(
-    ranks: Sequence[PricedRank], device: DeviceModel, wires: Wires
+    ranks: Sequence[PricedRank], device: DeviceCosts, wires: Wires
 ) -> list[Sequence[Task]]:
     """Every rank's tasks at the clock of the step that all of them take together."""
     tasks: list[Sequence[Task]] = [priced.tasks for priced in ranks]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight import calls
 from ssdtrain.tools.foresight.collectives import Collective, Network, all_to_all_bytes
-from ssdtrain.tools.foresight.device import DeviceModel
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import Stream
 from ssdtrain.tools.foresight.reuse import distinct_share
 from ssdtrain.tools.foresight.simulate import Task, simulate_ranks
@@ -93,7 +93,7 @@ def candidates(
 class Lookups:
     """Prices the embedding part of a step under a sharding."""
 
-    device: DeviceModel
+    device: DeviceCosts
     fabric: Network
     batch: int
     """Samples of a step, over all ranks."""

@@ -16,11 +16,11 @@ from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.profile import (
     ESTIMATED,
+    AttentionPart,
     HostCost,
     HostCosts,
     Item,
     Mark,
-    Part,
     Phase,
     Profile,
     RegionRun,
@@ -28,7 +28,7 @@ from ssdtrain.plan.profile import (
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.capture import record
 from ssdtrain.tools.foresight.caveats import caveats_of, left_out
-from ssdtrain.tools.foresight.device import DeviceModel
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.price import price, steady
 from ssdtrain.tools.foresight.recorder import STATES, Recorder
@@ -67,7 +67,7 @@ def estimate(
     model: nn.Module,
     forward: Callable[[], Any],
     links: Links,
-    device: DeviceModel,
+    device: DeviceCosts,
     *,
     min_bytes: int = 1 << 20,
     optimizer: str | None = None,
@@ -407,14 +407,14 @@ class _Saved:
 
     def _parts(
         self, number: int, device_ms: Callable[[int, int], float]
-    ) -> tuple[Part, ...]:
+    ) -> tuple[AttentionPart, ...]:
         """Return the attentions inside a call."""
         made: dict[int, list[int]] = {}
         for at, kept in enumerate(self.items):
             if kept.item.region == number and kept.source in self._attentions:
                 made.setdefault(kept.source, []).append(at)
         return tuple(
-            Part(items=tuple(own), ms=device_ms(source, source + 1))
+            AttentionPart(items=tuple(own), ms=device_ms(source, source + 1))
             for source, own in made.items()
         )
 

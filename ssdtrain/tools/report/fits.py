@@ -11,7 +11,7 @@ from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import Run, keep_all, simulate
+from ssdtrain.plan.simulate import Simulation, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import again_moving, num_read
 from ssdtrain.quantities import bytes_text
@@ -194,7 +194,7 @@ def priced_ways(captured: Captured) -> dict[str, tuple[float, int]]:
 
 def _host_wait_ms(profile: Profile) -> float:
     timeline = Timeline(profile)
-    return Run(timeline, keep_all(timeline)).run().host_wait_ms
+    return Simulation(timeline, keep_all(timeline)).run().host_wait_ms
 
 
 def _ways(

@@ -25,7 +25,7 @@ from ssdtrain.tools.foresight.cluster import EXAMPLE, cluster_of
 from ssdtrain.tools.foresight.collectives import Network, load_fabric
 from ssdtrain.tools.foresight.device import (
     DEFAULT_DEVICE,
-    DeviceModel,
+    DeviceCosts,
     load_device,
     shipped,
     write_device,
@@ -251,7 +251,7 @@ def _not_in_it(args: argparse.Namespace, graph: Graph) -> list[str]:
     return [f"Left out: {line}" for line in lines]
 
 
-def _wires(args: argparse.Namespace, device: DeviceModel, graphs: list[Graph]) -> Wires:
+def _wires(args: argparse.Namespace, device: DeviceCosts, graphs: list[Graph]) -> Wires:
     """Links for what captured graphs move."""
     streams = {node.stream for graph in graphs for node in graph.nodes}
     between = Stream.COMMUNICATION in streams
@@ -297,7 +297,7 @@ def _shard(args: argparse.Namespace) -> None:
         TABLE_PLAN_FILE.write(args.save, plan)
 
 
-def _print(device: DeviceModel, step: StepEstimate, peak_bytes: int) -> None:
+def _print(device: DeviceCosts, step: StepEstimate, peak_bytes: int) -> None:
     total = max(1.0, sum(step.by_family_us.values()))
     rows = [
         (
@@ -355,7 +355,7 @@ def _learn(args: argparse.Namespace) -> None:
     print(f"written to {args.save}")
 
 
-def scaled_here(device: DeviceModel, seconds: float, seed: int) -> DeviceModel:
+def scaled_here(device: DeviceCosts, seconds: float, seed: int) -> DeviceCosts:
     """Return the device, scaled to this machine."""
     with tempfile.TemporaryDirectory(prefix="ssdtrain-") as directory:
         path = Path(directory) / "times.jsonl"

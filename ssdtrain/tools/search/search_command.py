@@ -12,7 +12,7 @@ from ssdtrain.plan.plan import PLAN_FILE
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.arguments import count_argument, positive_argument, show
 from ssdtrain.tools.foresight.cluster import DEFAULT
-from ssdtrain.tools.foresight.device import DeviceModel, load_device
+from ssdtrain.tools.foresight.device import DeviceCosts, load_device
 from ssdtrain.tools.report.build_public import Loss
 from ssdtrain.tools.report.fits_command import add_loss, tokens_argument
 from ssdtrain.tools.report.pictures import Line, write_cloud
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.best is not None else 1
 
 
-def save(found: Ranked, device: DeviceModel, directory: Path) -> None:
+def save(found: Ranked, device: DeviceCosts, directory: Path) -> None:
     """Write what launches the best layout, a file for each framework, the plan of
     `ssdtrain train`, and a picture of all layouts."""
     best = found.best

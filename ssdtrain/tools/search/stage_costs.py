@@ -17,9 +17,9 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.plan.prices import LEVELS, Priced, Prices
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import Run
+from ssdtrain.plan.simulate import Simulation
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.tools.foresight.device import DeviceModel
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Shape, public_subject
 from ssdtrain.tools.report.capture import Captured
@@ -113,7 +113,7 @@ def stage_costs(
     degree: int,
     sequences: int,
     tokens: int,
-    device: DeviceModel,
+    device: DeviceCosts,
     *,
     is_blocking: bool = False,
 ) -> dict[bool, StageCosts]:
@@ -210,13 +210,13 @@ def _at_prices(timeline: Timeline) -> Iterator[tuple[str, tuple[float, float, fl
     prices = Prices(timeline, with_runs=True)
     for number, level in enumerate(PRICES, 1):
         placements = prices.placements(Priced(level, 0, 0))
-        outcome = Run(timeline, schedule(timeline, placements)).run()
+        outcome = Simulation(timeline, schedule(timeline, placements)).run()
         moved = outcome.moved_bytes["d2h"]
         yield f"{OURS} {number}", (outcome.step_ms, outcome.peak_bytes, moved)
 
 
 def _captured(
-    shape: Shape, sequences: int, tokens: int, device: DeviceModel
+    shape: Shape, sequences: int, tokens: int, device: DeviceCosts
 ) -> tuple[Any, Estimated]:
     with torch.device("meta"):
         model: Any = public_subject(shape, tokens).model

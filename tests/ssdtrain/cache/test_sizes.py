@@ -581,14 +581,14 @@ def test_there_is_room_for_what_comes_while_a_step_is_observed_again(
     monkeypatch.setattr(Strays, "step", lambda *_: True)
     beside.step(ROWS)
     monkeypatch.setattr(Strays, "step", step)
-    assert own.stage is planner.Stage.OBSERVING
+    assert own.stage is planner.Purpose.OBSERVING
     rows, stages = ROWS + ROWS // 8, []
     while not beside.session.is_settled:
         # In each step but the observed one, all regions run again.
         report = beside.step(rows if len(stages) > 1 else ROWS)
         assert report.saved_peak_bytes <= budget
         stages.append(own.stage)
-    assert planner.Stage.BASE in stages
+    assert planner.Purpose.BASE in stages
     report = beside.step(rows)
     assert Fallback.PLAN_OUTGROWN.value not in report.fallbacks
     assert report.saved_peak_bytes <= budget

@@ -7,7 +7,7 @@ import pytest
 
 from ssdtrain.tools.foresight import calls, design
 from ssdtrain.tools.foresight.call import Call, Family
-from ssdtrain.tools.foresight.device import DeviceModel, from_json, load_device, to_json
+from ssdtrain.tools.foresight.device import DeviceCosts, from_json, load_device, to_json
 from ssdtrain.tools.foresight.host import HostTable
 from ssdtrain.tools.foresight.laws import fit_law, law_us
 from ssdtrain.tools.foresight.spec import H100, H200
@@ -46,7 +46,7 @@ def test_a_law_finds_the_constants_of_a_made_up_device() -> None:
 
 def test_a_device_with_laws_survives_json() -> None:
     shipped = load_device("h200")
-    device = DeviceModel(
+    device = DeviceCosts(
         spec=H200,
         host=HostTable([]),
         laws={Family.ATTENTION: shipped.laws[Family.ATTENTION]},

@@ -12,7 +12,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight import design
 from ssdtrain.tools.foresight.call import Call, Family
 from ssdtrain.tools.foresight.device import (
-    DeviceModel,
+    DeviceCosts,
     from_json,
     load_device,
     to_json,
@@ -70,7 +70,7 @@ def test_trees_that_would_not_end_are_refused(trees: Any) -> None:
     )
     with pytest.raises(ConfigError, match="kernel models"):
         forest.check()
-    device = DeviceModel(
+    device = DeviceCosts(
         spec=H100, host=HostTable([]), forests={Family.PRODUCT: forest}
     )
     with pytest.raises(ConfigError, match="damaged"):
@@ -93,7 +93,7 @@ def test_too_few_times_are_refused() -> None:
 
 
 def test_a_device_survives_json_and_scales() -> None:
-    device = DeviceModel(
+    device = DeviceCosts(
         spec=H200,
         host=HostTable([]),
         errors={Family.PRODUCT: 0.05},
