@@ -34,7 +34,7 @@ from hector.indexing import (
     type_order,
     type_ptr,
 )
-from hector.kept import kept, lasting
+from hector.kept import StaleGraphError, kept, lasting
 from hector.tracing import untraced
 
 if TYPE_CHECKING:
@@ -54,10 +54,6 @@ _HELD, _VERSION = attrgetter(*_TENSORS), attrgetter("_version")
 EdgeTypeName = tuple[str, str, str]
 Metadata = tuple[Sequence[str], Sequence[EdgeTypeName]]
 """PyG's: (node types, edge types)."""
-
-
-class StaleGraphError(RuntimeError):
-    """Tensors were changed while their graph was in use."""
 
 
 class GraphState:

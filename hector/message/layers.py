@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hector.initialization import glorot
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch, NodeBatch
 from hector.message.direct import NO_ROWS, Passing, neighbours
 from hector.message.graph import Graph
 from hector.message.sums import RowSums, sum_rows, sums
-from hector.nn.common import glorot
 from hector.precision import entering, is_product, linear, wide
 from hector.tracing import untraced
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.arch.test_layers import PACKAGES, ROOT, functions, product_files, tree_of
 
-CIRCLES = 5
+CIRCLES = 2
 """Groups of files that import one another, where imports inside functions and for
 types count as well. No group does so while it is imported."""
 TWICE = {"ssdtrain": 0, "pydirect": 6, "hector": 22}

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hector.initialization import glorot
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
 from hector.message.joined import edge_softmax
@@ -19,7 +20,6 @@ from hector.message.nn.convs import (
     weighed,
 )
 from hector.message.nn.edge_layers import edges_reduced
-from hector.nn.common import glorot
 from hector.precision import linear
 from hector.tracing import untraced
 from hector.typed_linear import TypedLinear

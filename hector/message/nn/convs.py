@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hector.initialization import glorot
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
 from hector.message.direct import neighbours
 from hector.message.joined import Sent, as_features
 from hector.message.layers import attending
 from hector.message.relation import Relation
-from hector.nn.common import glorot
 from hector.precision import linear
 from hector.tracing import untraced
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hector.initialization import glorot
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
 from hector.message.nn.convs import (
@@ -20,7 +21,6 @@ from hector.message.nn.convs import (
     weighed,
 )
 from hector.message.relation import Relation
-from hector.nn.common import glorot
 from hector.precision import linear
 from hector.tracing import untraced
 

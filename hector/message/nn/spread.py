@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hector.initialization import glorot
 from hector.message.batching import broadcast_nodes
 from hector.message.nn.convs import (
     Activation,
@@ -18,7 +19,6 @@ from hector.message.nn.convs import (
 )
 from hector.message.nn.weighed import EdgeWeightNorm
 from hector.message.relation import Relation
-from hector.nn.common import glorot
 from hector.precision import linear
 from hector.tracing import untraced
 
