@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ssdtrain.cache.handles import KeptHandle, KeptItemHandle
+from ssdtrain.cache.context import CacheContext
+from ssdtrain.cache.handles import KeptHandle
 from ssdtrain.cache.identity import check_version
 from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.record import (
@@ -19,6 +20,7 @@ from ssdtrain.cache.record import (
     item_of,
     part_of,
 )
+from ssdtrain.cache.rows import KeptItemHandle
 from ssdtrain.regions.attention import (
     Attention,
     RerunAttention,
@@ -83,7 +85,7 @@ class StoredAttention:
         path: of the region.
     """
 
-    def __init__(self, cache: Any, known: Attention, path: str) -> None:
+    def __init__(self, cache: CacheContext, known: Attention, path: str) -> None:
         self._cache = cache
         self._known = known
         self._path = path
@@ -165,9 +167,11 @@ class StoredAttention:
             return
         self._known.learn(num_places, [each.spot for each in seen.learnt])
         for learnt in seen.learnt:
-            items = [self._items.get(place) for place in learnt.spot.places]
-            if None not in items:  # else some of it is no item of a plan's
-                own = frozenset(items) - {NO_ITEM}
+            places = learnt.spot.places
+            if all(
+                place in self._items for place in places
+            ):  # else no item of a plan's
+                own = frozenset(self._items[place] for place in places) - {NO_ITEM}
                 observer.attention(lane, region, own, learnt.before, learnt.behind)
 
     def is_lost(self, seen: RerunAttention) -> bool:

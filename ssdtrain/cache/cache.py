@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from ssdtrain.cache import forked
 from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.captured import Captures
 from ssdtrain.cache.collector import GarbageCollector
+from ssdtrain.cache.context import Meter
 from ssdtrain.cache.course import OUTSIDE_PLAN, Course, Entry
 from ssdtrain.cache.departures import Departures
 from ssdtrain.cache.executor import Executor
@@ -37,14 +38,13 @@ from ssdtrain.cache.identity import (
     stamp_of,
 )
 from ssdtrain.cache.lanes import Lanes
-from ssdtrain.cache.ledger import HookSpans, Ledger
+from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.living import Living
 from ssdtrain.cache.quiet import ForwardHooks
 from ssdtrain.cache.recipes import Recipes
 from ssdtrain.cache.record import (
     Handle,
     Kept,
-    Known,
     Lane,
     ParameterView,
     Rebuilt,
@@ -59,7 +59,7 @@ from ssdtrain.cache.regions import Regions
 from ssdtrain.cache.savedplaces import TINY_BYTES
 from ssdtrain.cache.scope import owned
 from ssdtrain.cache.sizes import MOST
-from ssdtrain.cache.state import RecordState
+from ssdtrain.cache.state import Known, RecordState
 from ssdtrain.cache.tables import Tables
 from ssdtrain.cache.traced import leave_alone, untraced
 from ssdtrain.cache.verify import Verifier
@@ -79,30 +79,6 @@ from ssdtrain.rebuild.modes import may_meddle, unseen, without_modes
 from ssdtrain.transfer.copies import Trip, copies_of, discard
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Offloader
-
-
-class Meter(Protocol):
-    """Times the hooks of a step from outside (`HostMeter` in observe/hosttime.py)."""
-
-    device_spans: HookSpans | None
-    """What the device waited inside the hooks, if that is asked for."""
-
-    def around(
-        self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]
-    ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-        """The hooks, timed."""
-
-    def load(self, start: Callable[[Any], None], record: Any) -> None:
-        """Start a load, timed by itself."""
-
-    def outside_ns(self) -> int:
-        """The program's own host time so far, in ns."""
-
-    def region_began(self, since_ns: int) -> None:
-        """What was outside since then is a region call's."""
-
-    def region_ended(self, since_ns: int) -> None:
-        """The same."""
 
 
 class TensorCache:

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
+from ssdtrain.cache.handles import KeptHandle, ParameterHandle
 from ssdtrain.cache.identity import check_version, parameter_of
 from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.record import Handle, Kept, ParameterView, RebuiltView, RecordView
+from ssdtrain.cache.rows import KeptItemHandle
 from ssdtrain.cache.savedindex import SavedIndex, SealedIndex
 from ssdtrain.cache.savedplaces import PlaceHandle
 from ssdtrain.cache.state import STAYED

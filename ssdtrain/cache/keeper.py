@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.handles import (
-    KeptHandle,
-    KeptItemHandle,
-    ParameterHandle,
-    ParameterViewHandle,
-)
+from ssdtrain.cache.handles import KeptHandle, ParameterHandle, ParameterViewHandle
 from ssdtrain.cache.identity import Probe, View, is_plain
 from ssdtrain.cache.moved import MovedHandle, MovedNote
 from ssdtrain.cache.record import (
@@ -26,6 +21,7 @@ from ssdtrain.cache.record import (
     Record,
     RecordView,
 )
+from ssdtrain.cache.rows import KeptItemHandle
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.rebuild.expression import Epsilon, Held, Layout

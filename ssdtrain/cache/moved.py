@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ssdtrain.cache.identity import check_late_writer, check_version
-from ssdtrain.cache.record import Handle, Lane
-from ssdtrain.cache.state import STAYED, Holding, RecordState, SavedBytes
+from ssdtrain.cache.record import Handle, Holding, Lane
+from ssdtrain.cache.state import STAYED, RecordState, SavedBytes
 from ssdtrain.rebuild.expression import Layout
 from ssdtrain.transfer.copies import Trip
 
@@ -33,6 +33,7 @@ class Moved(SavedBytes):
         "version",
         "written_late",
     )
+    lane: Lane
 
     def __init__(
         self, tensor: Tensor, name: str, lane: Lane, ledger: Any, trip: Trip | None

@@ -35,7 +35,6 @@ from ssdtrain.cache.recipes import Recipes
 from ssdtrain.cache.record import (
     Handle,
     Kept,
-    Known,
     Lane,
     ParameterView,
     Rebuilt,
@@ -43,6 +42,7 @@ from ssdtrain.cache.record import (
     Record,
     RecordView,
 )
+from ssdtrain.cache.state import Known
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError

@@ -32,7 +32,7 @@ from ssdtrain.cache.identity import (
     check_version,
     is_plain,
 )
-from ssdtrain.cache.state import Bytes, Holding, RecordState, SavedBytes
+from ssdtrain.cache.state import Booked, Bytes, RecordState, SavedBytes
 from ssdtrain.errors import RegionError
 from ssdtrain.gathered import is_gathered
 from ssdtrain.plan.placement import Placement
@@ -47,38 +47,7 @@ class _Death(weakref.ref[Any]):
     """A weak reference that knows what its object leaves behind."""
 
     __slots__ = ("holding",)
-    holding: Holding
-
-
-class Known:
-    """Living records by key. A `WeakValueDictionary` would run Python when one dies;
-    see [Note: destructors]."""
-
-    def __init__(self) -> None:
-        self._owners: dict[Key, weakref.ref[Any]] = {}
-
-    def get(self, key: Key) -> Any:
-        """The record of this key, while it lives."""
-        found = self._owners.get(key)
-        return None if found is None else found()
-
-    def add(self, key: Key, owner: Any) -> None:
-        """Find it by this key until it is collected."""
-        self._owners[key] = weakref.ref(owner)
-        owner.holding.known = (self, key)
-
-    def forget(self, key: Key) -> None:
-        """The record of this key is dead, unless another one has taken its place."""
-        if self.get(key) is None:
-            self._owners.pop(key, None)
-
-    def values(self) -> list[Any]:
-        """All that live."""
-        found = [owner() for owner in self._owners.values()]
-        return [owner for owner in found if owner is not None]
-
-    def __len__(self) -> int:
-        return len(self.values())
+    holding: "Holding"
 
 
 class Retired:
@@ -91,7 +60,7 @@ class Retired:
         """A weak reference calls back only while it is alive itself."""
         self._append = self.queue.append
 
-    def watch(self, owner: object, holding: Holding) -> None:
+    def watch(self, owner: object, holding: "Holding") -> None:
         """Queue the holding when `owner` dies."""
         death = _Death(owner, self._append)
         death.holding = holding
@@ -306,11 +275,24 @@ class Lane:
         self.profile.order = [*self.uses, *unused]
 
 
+class Holding(Booked):
+    """What a record, or a whole lane, must give back when it is dead."""
+
+    __slots__ = ("lane",)
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.known = self.transfer = self.load = None
+        self.live_bytes = self.held_bytes = 0
+
+
 class Record(SavedBytes):
     """The bytes of one base tensor at one version; those that a region makes again have
     states of their own."""
 
     __slots__ = ("item", "key", "ordinal", "region", "retired")
+    holding: Holding
+    lane: Lane
 
     def __init__(
         self, key: Key, lane: Lane, name: str, retired: Retired, ledger: Bytes

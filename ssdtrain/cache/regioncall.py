@@ -17,16 +17,18 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 
 from ssdtrain.cache.attention import StoredAttention
+from ssdtrain.cache.context import CacheContext
+from ssdtrain.cache.digest import Digests
 from ssdtrain.cache.identity import check_late_writer, check_version
 from ssdtrain.cache.inputs import Inputs
-from ssdtrain.cache.record import Handle, Lane
+from ssdtrain.cache.record import Handle, Holding, Lane
 from ssdtrain.cache.savedindex import (
     SavedIndex,
     SavedTensors,
@@ -36,7 +38,6 @@ from ssdtrain.cache.savedindex import (
     looks_of,
 )
 from ssdtrain.cache.savedplaces import PlaceHandle, SavedPlaces
-from ssdtrain.cache.state import Holding
 from ssdtrain.cache.table import RegionPart
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import InPlaceError, RegionError
@@ -55,12 +56,25 @@ from ssdtrain.regions.rerun import Collector, is_parameter
 from ssdtrain.regions.updated import UnwrittenDigests
 from ssdtrain.regions.weights import RegionWeights
 
-if TYPE_CHECKING:
-    from ssdtrain.cache.regions import Regions
-
 REGION = "region"
 MAX_DRAWS = 3
 """Re-runs of a forward that draws, while others draw from the same generator."""
+
+
+class CallOwner(Protocol):
+    """What a call asks of the cache's `Regions`."""
+
+    cache: CacheContext
+    unpack: Any
+
+    @property
+    def digests(self) -> Digests: ...
+    def computes(self, region: Region, reason: str) -> None: ...
+    def digest(self, tensor: Tensor) -> Tensor | None: ...
+    def refuse(self, region: Region, reason: str) -> None: ...
+    def shortage(
+        self, call: "RegionCall", error: torch.OutOfMemoryError
+    ) -> torch.OutOfMemoryError: ...
 
 
 class RegionCall:
@@ -68,7 +82,7 @@ class RegionCall:
 
     def __init__(
         self,
-        regions: "Regions",
+        regions: CallOwner,
         region: Region,
         number: int,
         forward: Any,
@@ -110,7 +124,9 @@ class RegionCall:
         self._task: int | None = None
         self.dropped_bytes = 0
         self.holding = Holding(lane)
-        self.inputs = Inputs(self._cache, lane, number, self.holding)
+        self.inputs = Inputs(
+            self._cache.course, self._cache.ledger, lane, number, self.holding
+        )
         self._places: SavedPlaces | None = None
         """Made for the first tensor that is not saved by index."""
         device = self._cache.device.torch_device

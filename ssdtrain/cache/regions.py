@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterable
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
+from ssdtrain.cache.context import CacheContext
 from ssdtrain.cache.course import OUTSIDE_PLAN
 from ssdtrain.cache.digest import Digests, word_bytes
 from ssdtrain.cache.identity import is_plain
@@ -39,9 +40,6 @@ from ssdtrain.regions.kvcaches import EmptyCaches, Slots, with_given, with_own
 from ssdtrain.regions.updated import storages, storages_of
 from ssdtrain.regions.weights import has_place
 
-if TYPE_CHECKING:
-    from ssdtrain.cache.cache import TensorCache
-
 logger = logging.getLogger(__name__)
 
 
@@ -57,7 +55,7 @@ class Choice(Enum):
 class Regions:
     """The region calls of one cache."""
 
-    def __init__(self, cache: "TensorCache") -> None:
+    def __init__(self, cache: CacheContext) -> None:
         self.cache = cache
         self.choice = Choice.NONE
         self.current: RegionCall | None = None

@@ -13,17 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ssdtrain.cache.handles import (
-    KeptHandle,
-    KeptItemHandle,
-    ParameterHandle,
-    ParameterViewHandle,
-)
+from ssdtrain.cache.handles import KeptHandle, ParameterHandle, ParameterViewHandle
 from ssdtrain.cache.identity import Key, extent_bytes, identify, stamp_of
 from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.quiet import ForwardHooks, Quietly, sizes_of
 from ssdtrain.cache.record import (
     Handle,
+    Holding,
     Lane,
     LaneCourse,
     RebuiltView,
@@ -36,6 +32,7 @@ from ssdtrain.cache.rows import (
     GeneralRow,
     HostAgainRow,
     HostRow,
+    KeptItemHandle,
     KeptItemRow,
     KeptRow,
     ParameterRow,
@@ -51,7 +48,7 @@ from ssdtrain.cache.rows import (
 from ssdtrain.cache.savedindex import SealedIndex
 from ssdtrain.cache.savedplaces import PlaceHandle
 from ssdtrain.cache.spec import NOTHING, Behind, Spec
-from ssdtrain.cache.state import Holding, RecordState
+from ssdtrain.cache.state import RecordState
 from ssdtrain.cache.table import Hooks, Pack, RegionPart, Table, Unpack
 from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.cache.wrapped import FlattenedHandle, WrappedHandle

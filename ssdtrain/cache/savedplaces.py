@@ -18,12 +18,13 @@ re-run's graph is gone.
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssdtrain.cache.attention import StoredAttention
+from ssdtrain.cache.context import CacheContext
 from ssdtrain.cache.course import OUTSIDE_PLAN, Entry
 from ssdtrain.cache.identity import (
     Stamp,
@@ -37,23 +38,18 @@ from ssdtrain.cache.identity import (
 from ssdtrain.cache.inputs import Inputs
 from ssdtrain.cache.record import (
     Handle,
-    Known,
     RebuiltView,
     Record,
     RecordView,
     part_of,
 )
-from ssdtrain.cache.savedindex import FromRegion
-from ssdtrain.cache.state import RecordState
+from ssdtrain.cache.savedindex import FromRegion, SavingCall
+from ssdtrain.cache.state import Known, RecordState
 from ssdtrain.cache.wrapped import as_made, bytes_of, counter_of
 from ssdtrain.errors import ForkedError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.rebuild.modes import without_modes
 from ssdtrain.rebuild.recipes import narrow
-
-if TYPE_CHECKING:
-    from ssdtrain.cache.cache import TensorCache
-    from ssdtrain.cache.regioncall import RegionCall
 
 TINY_BYTES = 4096
 """What is smaller inside a region stays: its handle would take as much."""
@@ -91,7 +87,7 @@ class PlaceHandle(Handle):
         "written_late",
     )
 
-    def __init__(self, call: "RegionCall", tensor: Tensor, num_bytes: int) -> None:
+    def __init__(self, call: SavingCall, tensor: Tensor, num_bytes: int) -> None:
         self.call = call
         # Shares the version counter: see [Note: in-place changes].
         self.tensor: Tensor | None = tensor.detach()
@@ -174,8 +170,8 @@ class SavedPlaces:
 
     def __init__(
         self,
-        call: "RegionCall",
-        cache: "TensorCache",
+        call: SavingCall,
+        cache: CacheContext,
         inputs: Inputs,
         attention: StoredAttention,
     ) -> None:
@@ -204,7 +200,7 @@ class SavedPlaces:
         return len(self._places)
 
     @property
-    def call(self) -> "RegionCall":
+    def call(self) -> SavingCall:
         """Whose they are; it holds this."""
         call = self._call()
         if call is None:

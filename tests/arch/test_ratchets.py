@@ -13,14 +13,14 @@ import pytest
 
 from tests.arch.test_layers import PACKAGES, ROOT, functions, product_files, tree_of
 
-CIRCLES = 2
+CIRCLES = 0
 """Groups of files that import one another, where imports inside functions and for
 types count as well. No group does so while it is imported."""
 TWICE = {"ssdtrain": 0, "pydirect": 6, "hector": 22}
 """Public names of classes and functions that stand in several files of a package."""
 IN_SEVERAL = 89
 """Likewise in several packages."""
-ANYTHING = {"ssdtrain": 32, "pydirect": 1, "hector": 8}
+ANYTHING = {"ssdtrain": 31, "pydirect": 1, "hector": 8}
 """Parameters of constructors that are typed `Any`."""
 FROM_OUTSIDE = {"ssdtrain": 418, "pydirect": 90, "hector": 49}
 """Assignments to an attribute of another object."""
