@@ -156,9 +156,8 @@ class Session:
 
     def _advice(self, steps: list[StepReport], explained: str) -> str:
         """What to do next, the most pressing first."""
-        watch = self._steps.watch
-        if watch is not None and watch.told:
-            return f"{watch.told}."
+        if self._steps.monitor.told:
+            return f"{self._steps.monitor.told}."
         if not self.is_settled:
             return "wait; the plan is still being made from the first steps."
         why = self.why_nothing_moves(steps[-1]) if steps else None
@@ -167,8 +166,8 @@ class Session:
         return explained.partition(NEXT)[2]
 
     def _explained(self) -> str:
-        last, watch = self.last_step, self._steps.watch
-        if watch is not None and watch.is_held:
+        last = self.last_step
+        if self._steps.monitor.is_held:
             return f"{HELD[0].upper()}{HELD[1:]}."
         if self.plan is None or self.profile is None:
             return explain_step(
@@ -256,10 +255,9 @@ class Session:
 
         Of several ranks each has its own answer, and those that are told of plans say
         yes before the one that searches: let one rank decide for all."""
-        watch = self._steps.watch
         if self._planner is None or self._planner.is_settled:
             return True
-        return watch is not None and watch.sees_nothing
+        return self._steps.monitor.sees_nothing
 
     @property
     def steps(self) -> list[StepReport]:
@@ -270,10 +268,9 @@ class Session:
     def can_capture(self) -> bool:
         """Whether a CUDA graph may be captured: what its plan is made of is observed.
         Earlier than `is_settled`, for a graph has a plan of its own."""
-        planner, watch = self._planner, self._steps.watch
-        if watch is not None and watch.sees_nothing:
+        if self._planner is None or self._steps.monitor.sees_nothing:
             return True
-        return planner is None or planner.may_capture()
+        return self._planner.may_capture()
 
     @property
     def graph_plan(self) -> Plan | None:
@@ -445,15 +442,15 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
     cache.verifier = open_verifier(
         settings.verify, device.torch_device, modules, counters, settings.seed
     )
-    steps = Steps(cache, engine.progress(patches))
-    session = Session(cache, steps, patches, trace, settings=settings)
-    steps.watch = IdleMonitor(
+    monitor = IdleMonitor(
         [] if engine.moves_weights else modules,
         device.torch_device,
-        session.why_nothing_moves,
+        lambda step: session.why_nothing_moves(step),
         lambda: cache.ledger.num_steps > 0 or cache.ledger.step_is_open,
         patches,
     )
+    steps = Steps(cache, engine.progress(patches), monitor)
+    session = Session(cache, steps, patches, trace, settings=settings)
     try:
         _keep_buffers(cache, modules, patches)
         meshes.keep_parts(modules, cache.keep_storage_of)

@@ -296,7 +296,7 @@ class Executor:
         if self.is_closed:
             raise SessionClosedError(_closed_before(batch[0].name))
         copies, num_bytes = self._copies, 0
-        places = [moved.trip.place for moved in batch]
+        places = [moved.trip.pinned for moved in batch]
         try:  # [Note: batches] in transfer/copies.py
             found = copies.back(places)
             for moved, data, place in zip(batch, found, places, strict=True):

@@ -64,7 +64,7 @@ class Moved(SavedBytes):
     def like(self) -> Tensor:
         """A tensor of the same dtype, shape and strides: the bytes, or their place."""
         data = self.data
-        return self.trip.place.memory if data is None else data
+        return self.trip.pinned.memory if data is None else data
 
     def is_read_by(self, view: Tensor) -> bool:
         """Whether a view of the same bytes takes them for the same numbers."""
@@ -134,7 +134,7 @@ class MovedHandle(Handle):
         data, trip = self.moved.data, self.moved.trip
         if data is None:  # once for each class of recipes
             trip.copied.synchronize()
-            data = trip.place.memory.to(self.counter.device, copy=True)
+            data = trip.pinned.memory.to(self.counter.device, copy=True)
         elif self.moved.state is RecordState.RETURNING:
             self.run.bring(self.moved)
         return self._inside(data)

@@ -396,7 +396,7 @@ class Run:
     def _depart(self, moved: Moved) -> None:
         """Its bytes leave for their place."""
         data: Any = moved.data
-        order = self._cache.copies.out(moved.trip.place, data)
+        order = self._cache.copies.out(moved.trip.pinned, data)
         moved.leave(moved.trip)
         self._cache.window.add(moved, data, moved.trip, moved.due, order)
         self._num_sent += 1

@@ -84,17 +84,17 @@ class PinnedBuffer:
 class Trip:
     """One tensor in a pinned buffer, from its copy out until nobody needs the bytes."""
 
-    __slots__ = ("free", "place")
+    __slots__ = ("free", "pinned")
 
-    def __init__(self, place: PinnedBuffer, free: list[PinnedBuffer]) -> None:
-        self.place = place
+    def __init__(self, pinned: PinnedBuffer, free: list[PinnedBuffer]) -> None:
+        self.pinned = pinned
         self.free = free
         """Where the buffer goes when the trip ends."""
 
     @property
     def copied(self) -> Event:
         """End of the copy out."""
-        return self.place.copied  # type: ignore[no-any-return]
+        return self.pinned.copied  # type: ignore[no-any-return]
 
 
 class Arrival:
@@ -303,7 +303,7 @@ def buffer_for(pool: PinnedPool, tensor: Tensor) -> PinnedBuffer | None:
 def discard(offloader: Offloader, transfer: Transfer | Trip | GraphTransfer) -> None:
     """Nobody needs the bytes any more. A graph's replays do."""
     if type(transfer) is Trip:
-        transfer.free.append(transfer.place)
+        transfer.free.append(transfer.pinned)
     elif type(transfer) is not GraphTransfer:
         offloader.discard(transfer)  # type: ignore[arg-type]
 
