@@ -52,8 +52,8 @@ from ssdtrain.cache.rows import (
     around,
 )
 from ssdtrain.cache.savedindex import FromRegion
-from ssdtrain.cache.sizes import Look
-from ssdtrain.cache.spec import NOTHING, Behind, Spec
+from ssdtrain.cache.sizes import TensorMetadata
+from ssdtrain.cache.spec import NOTHING, QuietCounts, Spec
 from ssdtrain.cache.table import Hooks, RegionPart, Sizes, Table, Totals
 from ssdtrain.cache.wrapped import FlattenedHandle, as_made, unwrapped
 from ssdtrain.plan.placement import Placement
@@ -100,7 +100,7 @@ class Binding:
                 spec.index = num_places
             self._place(spec, tensor, handle, call.num_places > num_places)
         if type(tensor) is Tensor and not tensor.is_nested:  # those have no sizes
-            spec.look = Look(tensor.dtype, tuple(tensor.shape))
+            spec.look = TensorMetadata(tensor.dtype, tuple(tensor.shape))
         spec.marks = course.mark - before
         if spec.compiled is not None:
             # What its recipe has stored meanwhile has marks of its own.
@@ -339,7 +339,7 @@ class Binding:
     def _is_quiet(self, number: int, rows: list[Row]) -> bool:
         return type(rows[number]) in QUIET and self._specs[number].item >= 0
 
-    def _tell_of_quiet_packs(self, rows: list[Row]) -> Behind:
+    def _tell_of_quiet_packs(self, rows: list[Row]) -> QuietCounts:
         """Rows that count learn of the quiet ones before them."""
         behind = NOTHING
         for number, (spec, row) in enumerate(zip(self._specs, rows, strict=True)):
@@ -372,7 +372,7 @@ class Binding:
                 if is_general or not (spec.is_wrapped and isinstance(row, BY_NUMBER)):
                     row.used_behind, behind = behind, NOTHING
 
-    def _with(self, behind: Behind, spec: Spec) -> Behind:
+    def _with(self, behind: QuietCounts, spec: Spec) -> QuietCounts:
         """And what the first row of its item has booked."""
         opener = self._openers[spec.item]
         return behind._replace(

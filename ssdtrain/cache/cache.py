@@ -76,7 +76,7 @@ from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.forks import Owner
 from ssdtrain.plan.rule import Rule
 from ssdtrain.rebuild.modes import may_meddle, unseen, without_modes
-from ssdtrain.transfer.copies import Trip, copies_of, discard
+from ssdtrain.transfer.copies import PinnedCopy, copies_of, discard
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Offloader
 
@@ -257,7 +257,7 @@ class TensorCache:
             with without_modes():
                 return self.unpack(handle)
         if self.owner.is_elsewhere:
-            return forked.bring_back(handle)
+            return forked.unpack_in_child(handle)
         found = _at_hand(handle)
         if isinstance(found, Tensor):
             return found
@@ -675,7 +675,7 @@ class TensorCache:
             transfer = retired.transfer
             if transfer is not None:
                 self.window.linger(transfer)
-                if type(transfer) is Trip:
+                if type(transfer) is PinnedCopy:
                     retired.transfer = None  # no place may be free twice
                 discard(self.offloader, transfer)
                 retired.transfer = None

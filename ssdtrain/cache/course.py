@@ -14,13 +14,13 @@ from ssdtrain.cache.bysize import PlansBySize, SizedPlan
 from ssdtrain.cache.identity import Key, is_held
 from ssdtrain.cache.met import MAX_NAMES, MetNames, name_of
 from ssdtrain.cache.record import (
-    NO_WAY,
+    NO_PLAN,
     Lane,
     LaneCourse,
+    LanePlan,
     Rebuilt,
     RebuiltView,
     RecordView,
-    Way,
 )
 from ssdtrain.cache.sizes import MOST, SLACK, is_same_item, producer_of
 from ssdtrain.counters import Fallback
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
         return self.order is None or self.order.placement is Placement.RECOMPUTE
 
 
-class Recipe(NamedTuple):
+class ItemRecipe(NamedTuple):
     """How an item is rebuilt."""
 
     name: str
@@ -92,7 +92,7 @@ class Observer:
     def item(self, lane: int, number: int, saved: Saved, tensor: Tensor) -> None:
         """A new item of a lane: this tensor."""
 
-    def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
+    def recipe(self, lane: int, number: int, recipe: ItemRecipe) -> None:
         """The item is rebuilt in this step."""
 
     def makes(self) -> None:
@@ -185,9 +185,9 @@ class Course:
         """The region call whose inputs are packed now."""
         self.is_using = False
         """Whether a use is served now: what it asks for itself is no mark."""
-        self._ways: dict[tuple[str, float], Way] = {}
+        self._plans: dict[tuple[str, float], LanePlan] = {}
         """By kind of lane, and which plan it is (`SizedPlan.key`)."""
-        self._ways_of: Plan | None = None
+        self._plans_of: Plan | None = None
         """The plan in force when they were made."""
         self._names: dict[tuple[str, tuple[int, ...]], str] = {}
         self.met = MetNames()
@@ -202,12 +202,12 @@ class Course:
     def of(self, lane: Lane) -> LaneCourse:
         """The lane's course."""
         if lane.course is None:
-            way, sized = NO_WAY, self.plan_of(lane)
+            plan, sized = NO_PLAN, self.plan_of(lane)
             if sized.plan is not None and lane.kind:
-                way = self._way_of(lane.kind, sized)
+                plan = self._lane_plan(lane.kind, sized)
                 self.num_beside += sized.is_beside
-            lane.course = LaneCourse(self._num_lanes, way, sized.most_ratio)
-            if way is not NO_WAY and way.orders is None:
+            lane.course = LaneCourse(self._num_lanes, plan, sized.most_ratio)
+            if plan is not NO_PLAN and plan.orders is None:
                 self._stray(lane.course)
             self._num_lanes += 1
             self.observer.lane(lane.course, lane.kind)
@@ -219,17 +219,17 @@ class Course:
             lane.sized = self.by_size.of(self.plan, self.most_ratio, lane.num_elements)
         return lane.sized
 
-    def _way_of(self, kind: str, sized: SizedPlan) -> Way:
+    def _lane_plan(self, kind: str, sized: SizedPlan) -> LanePlan:
         orders = None if sized.plan is None else sized.plan.orders.get(kind)
-        if sized.in_force is not self._ways_of:
-            self._ways.clear()
-            self._ways_of = sized.in_force
+        if sized.in_force is not self._plans_of:
+            self._plans.clear()
+            self._plans_of = sized.in_force
         key = kind, sized.key
-        known = self._ways.get(key)
+        known = self._plans.get(key)
         if known is None or known.orders is not orders:
             own = {kind: orders or ()}
-            known = Way(orders, self.met.growth(own).sums(kind, own[kind]))
-            self._ways[key] = known
+            known = LanePlan(orders, self.met.growth(own).sums(kind, own[kind]))
+            self._plans[key] = known
         return known
 
     def enter(self, lane: Lane, tensor: Tensor, key: Key, name: str) -> Entry:
@@ -484,7 +484,9 @@ class Course:
             elif isinstance(source, RebuiltView):
                 if source.rebuilt.lane is rebuilt.lane:
                     inputs.add(source.rebuilt.item)
-        recipe = Recipe(rebuilt.expression.recipe, tuple(sorted(inputs)), rebuilt.place)
+        recipe = ItemRecipe(
+            rebuilt.expression.recipe, tuple(sorted(inputs)), rebuilt.place
+        )
         self.observer.recipe(self.of(rebuilt.lane).number, rebuilt.item, recipe)
 
     def begin_use(self, lane: Lane, number: int) -> int | None:

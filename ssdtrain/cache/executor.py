@@ -15,7 +15,7 @@ from torch import Tensor
 from ssdtrain.cache.captured import Captures
 from ssdtrain.cache.course import Course, Entry
 from ssdtrain.cache.identity import check_late_writer
-from ssdtrain.cache.moved import Moved
+from ssdtrain.cache.moved import MovedTensor
 from ssdtrain.cache.record import Lane, LaneCourse, Record
 from ssdtrain.cache.state import STAYED, RecordState
 from ssdtrain.cache.window import CacheLimits, Pace, ReleaseWindow
@@ -165,7 +165,7 @@ class Executor:
         while course.reading and self._offloader.storage is not None:
             record = course.record(course.reading[-1])
             if (
-                isinstance(record, Record)  # a `Moved` rests in host memory
+                isinstance(record, Record)  # a `MovedTensor` rests in host memory
                 and record.state is RecordState.AWAY
                 and record.transfer is not None
                 and not self._offloader.recall(record.transfer)
@@ -249,7 +249,7 @@ class Executor:
             raise RuntimeError(f"{record.name}: no data in {record.state}")
         return record.data
 
-    def bring(self, moved: Moved) -> Tensor:
+    def fetch_moved(self, moved: MovedTensor) -> Tensor:
         """As `fetch`, for an item of a table."""
         if moved.state is RecordState.LEAVING:
             self._give_original(moved)
@@ -261,7 +261,7 @@ class Executor:
             raise RuntimeError(f"{moved.name}: no data in {moved.state}")
         return moved.data
 
-    def _give_original(self, record: "Record | Moved") -> None:
+    def _give_original(self, record: "Record | MovedTensor") -> None:
         """Hand the live tensor back and stop its way out (Wu 5.3.4)."""
         transfer = record.stay()
         if not record.lane.is_captured:  # no step counts what is only written down
@@ -280,23 +280,23 @@ class Executor:
     def _load(self, batch: list[Any]) -> None:
         """Start what the plan loads together."""
         kinds = set(map(type, batch))
-        if kinds == {Moved}:  # as in most plans
+        if kinds == {MovedTensor}:  # as in most plans
             self._load_moved(batch)
             return
-        moved = [record for record in batch if type(record) is Moved]
+        moved = [record for record in batch if type(record) is MovedTensor]
         if moved:
             self._load_moved(moved)
         if len(moved) < len(batch):
-            records = [record for record in batch if type(record) is not Moved]
+            records = [record for record in batch if type(record) is not MovedTensor]
             if not self.is_closed:
                 records = self._captures.start_loads(records)
             self._start_loads(records)
 
-    def _load_moved(self, batch: list[Moved]) -> None:
+    def _load_moved(self, batch: list[MovedTensor]) -> None:
         if self.is_closed:
             raise SessionClosedError(_closed_before(batch[0].name))
         copies, num_bytes = self._copies, 0
-        places = [moved.trip.pinned for moved in batch]
+        places = [moved.copy.pinned for moved in batch]
         try:  # [Note: batches] in transfer/copies.py
             found = copies.back(places)
             for moved, data, place in zip(batch, found, places, strict=True):

@@ -30,7 +30,7 @@ def handle_in_child(tensor: Tensor) -> Handle:
     return Handle(Kept(tensor.detach(), tensor._version) if view is None else view)
 
 
-def bring_back(handle: Any) -> Tensor:
+def unpack_in_child(handle: Any) -> Tensor:
     """A saved tensor, from its handle.
 
     Raises:
@@ -53,7 +53,7 @@ def bring_back(handle: Any) -> Tensor:
     if isinstance(handle, SealedIndex):
         return handle.index.stayed()
     if isinstance(handle, WrappedHandle | FlattenedHandle):
-        return handle.around(bring_back)
+        return handle.around(unpack_in_child)
     source = handle.source
     if isinstance(source, Kept | ParameterView):
         return source.rebuild()
@@ -65,7 +65,7 @@ def bring_back(handle: Any) -> Tensor:
 
 def _rebuilt(source: RebuiltView) -> Tensor:
     source.probe.check(source.rebuilt)
-    inputs = [bring_back(holder) for holder in source.rebuilt.holders]
+    inputs = [unpack_in_child(holder) for holder in source.rebuilt.holders]
     return source.view.rebuild(evaluate(source.rebuilt.expression, inputs))
 
 

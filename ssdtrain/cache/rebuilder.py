@@ -50,7 +50,7 @@ from ssdtrain.numerics import numerics, restored
 from ssdtrain.rebuild.admission import Classes, is_dense, same_bytes
 from ssdtrain.rebuild.between import is_unwritten
 from ssdtrain.rebuild.compiled import Compiled, RecipeMemory
-from ssdtrain.rebuild.expression import Expression, Held, Layout, evaluate
+from ssdtrain.rebuild.expression import Expression, Layout, TensorInput, evaluate
 from ssdtrain.rebuild.finder import Finder, Found
 from ssdtrain.rebuild.frame import epsilon_now
 from ssdtrain.rebuild.graph import AutogradGraph, Store, notes_of
@@ -140,7 +140,7 @@ class Rebuilder(Recipes):
         if expression is None:
             return None
         lane.num_recipes += 1
-        rebuilt = self._add(expression, expression.held, base, Layout.of(base), key)
+        rebuilt = self._add(expression, expression.inputs, base, Layout.of(base), key)
         if self._is_remembered(lane) and found.search is not None:
             rebuilt.compiled = Compiled.of(expression, found.search, base)
             if rebuilt.compiled is not None:
@@ -172,7 +172,7 @@ class Rebuilder(Recipes):
         for compiled in self._memory.of(base):
             asked = self.finder.again(compiled, base, self.keeper)
             # The longest chain is the search's to know.
-            if asked and _depth(asked.held) <= _depth(compiled.expression.held):
+            if asked and _depth(asked.inputs) <= _depth(compiled.expression.inputs):
                 return compiled, asked
         return None
 
@@ -220,7 +220,7 @@ class Rebuilder(Recipes):
     def _add(
         self,
         expression: Expression,
-        operands: Sequence[Held],
+        operands: Sequence[TensorInput],
         base: Tensor,
         layout: Layout,
         key: Key | None,
@@ -228,7 +228,7 @@ class Rebuilder(Recipes):
         """A recipe is used instead of bytes."""
         lane = self._cache.lanes.current
         holders, retired = (
-            tuple([held.holder for held in operands]),
+            tuple([each.holder for each in operands]),
             self._cache.retired,
         )
         rebuilt = Rebuilt(expression, holders, layout, base.nbytes, lane, retired)
@@ -238,13 +238,13 @@ class Rebuilder(Recipes):
         if key is not None:
             self._alive.add(key, rebuilt)
         stored_bytes = 0
-        for held in operands:
-            holder = held.holder
+        for each in operands:
+            holder = each.holder
             if type(holder) is MovedHandle:  # as most are
                 holder.moved.num_handles += 1
             else:
                 _count_handle(holder)
-            stored_bytes += held.stored_bytes
+            stored_bytes += each.stored_bytes
         spared_bytes = rebuilt.num_bytes - stored_bytes
         self._cache.ledger.counters.rebuilt(
             expression.recipe, spared_bytes, num_records=1
@@ -259,10 +259,10 @@ class Rebuilder(Recipes):
         return False
 
     def _is_equal_here(
-        self, expression: Expression, operands: Sequence[Held], base: Tensor
+        self, expression: Expression, operands: Sequence[TensorInput], base: Tensor
     ) -> bool:
         """Whether the item that is packed now is what the recipe makes."""
-        holders = [held.holder for held in operands]
+        holders = [each.holder for each in operands]
         return self._equals(expression, holders, self._place, base)
 
     @property
@@ -325,11 +325,11 @@ class Rebuilder(Recipes):
         if not self._admits(plain, base):
             self.keeper.refuse()
             return None
-        return plain if self._is_equal_here(plain, plain.held, base) else None
+        return plain if self._is_equal_here(plain, plain.inputs, base) else None
 
     def _admits(self, expression: Expression, base: Tensor) -> bool:
         """Whether its class gave the same bytes: [Note: admission]."""
-        holders = [held.holder for held in expression.held]
+        holders = [each.holder for each in expression.inputs]
         captured = self._cache.captures.is_forward
         if captured and expression.is_compared_always:
             return False  # nothing can be compared now
@@ -491,8 +491,8 @@ class Rebuilder(Recipes):
         self._stop_listening()
 
 
-def _depth(operands: Iterable[Held]) -> int:
-    return max((held.depth for held in operands), default=0)
+def _depth(operands: Iterable[TensorInput]) -> int:
+    return max((each.depth for each in operands), default=0)
 
 
 def _count_handle(handle: Handle) -> None:

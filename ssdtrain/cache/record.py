@@ -101,7 +101,7 @@ class LaneProfile:
 NO_GROWTH = BytesByGrowth()
 
 
-class Way:
+class LanePlan:
     """What the orders of a kind of lane say of all its lanes; made once a plan."""
 
     def __init__(
@@ -131,43 +131,45 @@ class Way:
             )
 
 
-NO_WAY = Way(None)
+NO_PLAN = LanePlan(None)
 """Of a lane without orders."""
 
 
 class LaneCourse:
     """A lane's way through its plan: see [Note: marks] in plan/profile.py."""
 
-    def __init__(self, number: int, way: Way, most_ratio: float = math.inf) -> None:
+    def __init__(
+        self, number: int, plan: LanePlan, most_ratio: float = math.inf
+    ) -> None:
         self.number = number
         """Of the lane in its step."""
         self.most_ratio = most_ratio
         """A lane that is larger than the plan's by more than this leaves it."""
-        self.most_first = way.by_growth.even_ratio(most_ratio)
+        self.most_first = plan.by_growth.even_ratio(most_ratio)
         """The same one whose first item is."""
-        self.orders = way.orders
+        self.orders = plan.orders
         """None: not planned."""
         self.num_items = 0
         self.floating: list[int] = []
         """Inputs of regions that did not come in their place, and may come later."""
         self.num_uses = 0
-        self.chosen = way.chosen
+        self.chosen = plan.chosen
         """Region calls that run again, also if the lane leaves its plan."""
         self.runs_all = False
         """Whether all region calls that come do: it has left its plan."""
-        self.is_free = way is NO_WAY
+        self.is_free = plan is NO_PLAN
         """Whether there is no plan for it from its first tensor on."""
         self.first_bytes = 0
         """Of its first item, if there is none."""
         self.planned_bytes = self.own_bytes = 0
         """Of the items so far: by the plan, and as they are."""
-        self.storing = way.storing
+        self.storing = plan.storing
         """Of these: region calls some of whose tensors are stored all the same."""
         self.records: dict[int, weakref.ref[Any]] = {}
         """A `Record`, or a `Moved` of a table, by item."""
-        self.loads = way.loads
+        self.loads = plan.loads
         """Batches of items to load, by the number of the use."""
-        self.reading = way.reading.copy()
+        self.reading = plan.reading.copy()
         """Items to read from the SSD ahead of their load, last first."""
 
     @property
@@ -425,7 +427,7 @@ class Rebuilt:
     ) -> None:
         self.expression = expression
         self.holders = holders
-        """Handles of its inputs, in the order of `expression.held`."""
+        """Handles of its inputs, in the order of `expression.inputs`."""
         self.compiled: Compiled | None = None
         """What a row of a table may ask instead of searching."""
         self.numerics: Any = None

@@ -345,9 +345,9 @@ class RegionCall:
         row = None if self.part is None else self.part.using.get(index)
         if row is None:
             return self.use(index)
-        at = self.run.begin_use(row)
+        at = self.run.mark_use(row)
         tensor = self.use(index)
-        self.run.end_use(at)
+        self.run.load_at(at)
         return tensor
 
     def use(self, index: int) -> Tensor:

@@ -22,7 +22,7 @@ from ssdtrain.transfer.copies import PinnedBuffer
 class Follower(Protocol):
     """What rows ask of the lane that follows their table (`Run`)."""
 
-    bring_back: Callable[[Any], Tensor]
+    unpack_generally: Callable[[Any], Tensor]
     may_move: Callable[[Tensor], bool]
 
     def leave_table(self, tensor: Tensor) -> Handle: ...
@@ -428,7 +428,7 @@ class WrappedRow(Row):
                 return handle  # the general path's
         else:
             handle = inner.pack(local, run)
-        return WrappedHandle(tensor, shell, handle, run.bring_back)
+        return WrappedHandle(tensor, shell, handle, run.unpack_generally)
 
     def _part_of(self, tensor: Any) -> Unwrapped | None:
         """As `unwrapped`, for what was here before in a few looks. A row that moves

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from ssdtrain.cache.handles import KeptHandle, ParameterHandle, ParameterViewHandle
 from ssdtrain.cache.identity import Key, extent_bytes, identify, stamp_of
-from ssdtrain.cache.moved import Moved, MovedHandle
+from ssdtrain.cache.moved import MovedHandle, MovedTensor
 from ssdtrain.cache.quiet import ForwardHooks, Quietly, sizes_of
 from ssdtrain.cache.record import (
     Handle,
@@ -47,7 +47,7 @@ from ssdtrain.cache.rows import (
 )
 from ssdtrain.cache.savedindex import SealedIndex
 from ssdtrain.cache.savedplaces import PlaceHandle
-from ssdtrain.cache.spec import NOTHING, Behind, Spec
+from ssdtrain.cache.spec import NOTHING, QuietCounts, Spec
 from ssdtrain.cache.state import RecordState
 from ssdtrain.cache.table import Hooks, Pack, RegionPart, Table, Unpack
 from ssdtrain.cache.traced import tracer, untraced
@@ -56,7 +56,7 @@ from ssdtrain.counters import Count
 from ssdtrain.gathered import MARK
 from ssdtrain.rebuild import modes
 from ssdtrain.rebuild.modes import may_meddle, without_modes
-from ssdtrain.transfer.copies import Trip, buffer_for, fits, refitted
+from ssdtrain.transfer.copies import PinnedCopy, buffer_for, fits_buffer, refitted
 
 
 class Run:
@@ -65,7 +65,7 @@ class Run:
     def __init__(self, cache: Any, lane: Lane, table: Table, general: Hooks) -> None:
         self._cache = cache
         self._generally: Pack = untraced(general[0])
-        self.bring_back: Unpack = untraced(general[1])  # a wrapper's part, too
+        self.unpack_generally: Unpack = untraced(general[1])  # a wrapper's part, too
         self._lane = lane
         self._table = table
         self._course: LaneCourse = cache.course.of(lane)
@@ -76,7 +76,7 @@ class Run:
         self._rows: Iterator[Row] = iter(table.rows)
         self.following: Callable[[], Row] = self._rows.__next__
         """The row of the next tensor."""
-        self._moved: dict[int, weakref.ref[Moved]] = {}
+        self._moved: dict[int, weakref.ref[MovedTensor]] = {}
         self._dues: dict[int, int | None] = {}
         """Marks of the release of records that the last of their rows will send."""
         self._used: set[Any] = set()
@@ -99,7 +99,7 @@ class Run:
 
     def hooks(self) -> tuple[Pack, Unpack]:  # noqa: C901 (in place: no calls)
         """What autograd calls. The rows that most tensors have are served in place."""
-        general, pid, getpid = self.bring_back, self._cache.owner.pid, os.getpid
+        general, pid, getpid = self.unpack_generally, self._cache.owner.pid, os.getpid
         dispatching, overriding, inferring = modes.ASKED
         telling = self._table.telling
 
@@ -365,7 +365,7 @@ class Run:
             place = free.pop() if free else buffer_for(cache.offloader.pool, tensor)
             if place is None:
                 return self.pack_generally(tensor, row)
-            if not fits(place, tensor):
+            if not fits_buffer(place, tensor):
                 if place.memory.nbytes == tensor.nbytes:
                     free.append(place)
                     return self.leave_table(tensor)
@@ -373,9 +373,9 @@ class Run:
                 if place is None:
                     return self.pack_generally(tensor, row)
             self._advance(row, row.marks)
-            trip = Trip(place, free)
+            copy = PinnedCopy(place, free)
             lane = self._lane
-            moved = Moved(tensor, row.name, lane, cache.ledger, trip)
+            moved = MovedTensor(tensor, row.name, lane, cache.ledger, copy)
             cache.retired.watch(moved, moved.holding)
             lane.num_live += 1
             moved.due = cache.course.mark + row.order.release_after
@@ -393,12 +393,12 @@ class Run:
                 cache.recipes.note(tensor, handle, by_norm=row.by_norm)
             return handle
 
-    def _depart(self, moved: Moved) -> None:
+    def _depart(self, moved: MovedTensor) -> None:
         """Its bytes leave for their place."""
         data: Any = moved.data
-        order = self._cache.copies.out(moved.trip.pinned, data)
-        moved.leave(moved.trip)
-        self._cache.window.add(moved, data, moved.trip, moved.due, order)
+        order = self._cache.copies.out(moved.copy.pinned, data)
+        moved.leave(moved.copy)
+        self._cache.window.add(moved, data, moved.copy, moved.due, order)
         self._num_sent += 1
         self._sent_bytes += moved.num_bytes
 
@@ -412,7 +412,7 @@ class Run:
         cache, lane = self._cache, self._lane
         with self._lock:
             self._advance(row, row.marks)
-            moved = Moved(tensor, row.name, lane, cache.ledger, None)
+            moved = MovedTensor(tensor, row.name, lane, cache.ledger, None)
             cache.retired.watch(moved, moved.holding)
             lane.num_live += 1
             self._num_stayed += 1
@@ -441,7 +441,7 @@ class Run:
             moved.num_handles += 1
             handle = MovedHandle(moved, tensor, self, row)
             handle.view(tensor, (start - moved.start_byte) // tensor.itemsize)
-            if row.is_last and moved.trip is not None:
+            if row.is_last and moved.copy is not None:
                 self._num_stayed -= 1
                 self._stayed_bytes -= moved.num_bytes
                 self._depart(moved)
@@ -449,7 +449,9 @@ class Run:
                 self._cache.recipes.note(tensor, handle, by_norm=row.by_norm)
             return handle
 
-    def fetch(self, moved: Moved, row: "HostRow | StayRow | HostAgainRow") -> Tensor:
+    def fetch(
+        self, moved: MovedTensor, row: "HostRow | StayRow | HostAgainRow"
+    ) -> Tensor:
         """A mark: backward asks for an item that was sent off, or that recipes read."""
         cache, course = self._cache, self._course
         with self._lock:
@@ -460,18 +462,18 @@ class Run:
                 moved.check_writer()
             data = moved.data
             if data is None or moved.state not in AT_HAND:
-                data = cache.moves.bring(moved)
+                data = cache.moves.fetch_moved(moved)
             if at in course.loads or self._reads_ahead:
-                self.end_use(at)
+                self.load_at(at)
             moved.num_uses += 1
             if moved.num_uses >= moved.num_handles:
                 moved.drop_copy()
             return data
 
-    def bring(self, moved: Moved) -> Tensor:
+    def read(self, moved: MovedTensor) -> Tensor:
         """The bytes of an item that was sent off, on the device."""
         with self._lock:
-            return self._cache.moves.bring(moved)  # type: ignore[no-any-return]
+            return self._cache.moves.fetch_moved(moved)  # type: ignore[no-any-return]
 
     def rebuild(
         self, row: RebuiltRow, tensor: Tensor, wrapper: Tensor | None = None
@@ -609,7 +611,7 @@ class Run:
                 self._use_quiet(row)
             at = self._count_use()
             if at in self._course.loads or self._reads_ahead:
-                self.end_use(at)
+                self.load_at(at)
             if not handle.is_closed:
                 handle.is_closed = True
                 if row.freed_bytes:
@@ -622,7 +624,7 @@ class Run:
         with self._lock:
             return self._cache.use_rebuilt(source)  # type: ignore[no-any-return]
 
-    def begin_use(self, row: RegionItemRow) -> int | None:
+    def mark_use(self, row: RegionItemRow) -> int | None:
         """A mark: backward asks for what a region makes again."""
         with self._lock:
             if row.used_behind is not NOTHING:
@@ -641,7 +643,7 @@ class Run:
             cache.moves.release_due()
         return at
 
-    def end_use(self, at: int | None) -> None:
+    def load_at(self, at: int | None) -> None:
         """It is there: load what the plan wants back by now."""
         if at is not None and self._course.orders is not None:
             with self._lock:
@@ -665,7 +667,7 @@ class Run:
         self._course.num_uses += behind.uses
         self._live_behind(behind, -1)
 
-    def _live_behind(self, behind: Behind, sign: int = 1) -> None:
+    def _live_behind(self, behind: QuietCounts, sign: int = 1) -> None:
         """What quiet rows keep came alive (1), or is gone (-1), as large as it is in
         this lane."""
         num_bytes, more = behind.num_bytes, self._more

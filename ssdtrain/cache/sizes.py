@@ -47,7 +47,7 @@ NAMES = 65536
 """Pairs of names that are remembered."""
 
 
-class Look(NamedTuple):
+class TensorMetadata(NamedTuple):
     """What a row expects of its tensor, but for the size."""
 
     dtype: torch.dtype

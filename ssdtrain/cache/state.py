@@ -100,7 +100,7 @@ class Booked:
     load: Load | Arrival | None
     """A copy in that nobody has waited for."""
     transfer: Any
-    """Its bytes off the device: a `Transfer`, a `Trip` of a table's row, or a
+    """Its bytes off the device: a `Transfer`, a `PinnedCopy` of a table's row, or a
     `GraphTransfer`."""
 
 
@@ -144,7 +144,7 @@ class SavedBytes:
         """LEAVING > KEPT: backward was faster, or the copy failed.
 
         Returns:
-            The transfer or trip that is no longer needed.
+            The transfer or copy that is no longer needed.
         """
         holding = self.holding
         transfer, holding.transfer = holding.transfer, None

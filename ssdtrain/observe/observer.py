@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from ssdtrain.cache.bypass import device_ms
-from ssdtrain.cache.course import Observer, Recipe, Saved
+from ssdtrain.cache.course import ItemRecipe, Observer, Saved
 from ssdtrain.cache.identity import asking_node
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import LaneCourse
@@ -68,7 +68,7 @@ class _Lane:
     kind: str
     saved: list[Saved] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
-    recipes: dict[int, Recipe] = field(default_factory=dict)
+    recipes: dict[int, ItemRecipe] = field(default_factory=dict)
     rebuild_bytes: dict[int, int] = field(default_factory=dict)
     made: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     """Moments around the making of items that recipes store in a smaller dtype."""
@@ -207,7 +207,7 @@ class Recording(Observer):
         self._frames.enter(own.course, number, tensor, saved.num_bytes, row)
         self._meter.exclude(start_ns)
 
-    def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
+    def recipe(self, lane: int, number: int, recipe: ItemRecipe) -> None:
         """Record that this recipe rebuilds the item."""
         self._lanes[lane].recipes[number] = recipe
 

@@ -16,7 +16,7 @@ from ssdtrain.train.mcore.parallel import Parallel
 Group = TypeVar("Group")
 
 
-class ModelFamily(str, Enum):
+class Family(str, Enum):
     """The models of the evaluation (chapter 5.4)."""
 
     GPT = "gpt"
@@ -103,7 +103,7 @@ def at_least(name: str, value: float | None, least: float) -> None:
 class ModelSettings:
     """A transformer built from a `transformers` configuration, with random weights."""
 
-    family: ModelFamily = ModelFamily.GPT
+    family: Family = Family.GPT
     """gpt, bert or t5."""
     hidden_size: int
     """Width of the residual stream; divisible by `num_heads`."""
@@ -122,11 +122,11 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         parse_fields(self, "model.")
-        choose_all(self, "model", family=ModelFamily, checkpointing=Checkpointing)
+        choose_all(self, "model", family=Family, checkpointing=Checkpointing)
         for name in ("hidden_size", "num_layers", "num_heads", "vocab_size"):
             at_least(f"model.{name}", getattr(self, name), 1)
         at_least("model.sequence_length", self.sequence_length, 2)
-        if self.family is ModelFamily.T5:
+        if self.family is Family.T5:
             at_least("model.num_layers (t5: half are decoders)", self.num_layers, 2)
         if self.hidden_size % self.num_heads:
             raise ConfigError(

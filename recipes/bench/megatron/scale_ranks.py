@@ -31,7 +31,7 @@ from ssdtrain.tools.machine.copies import (
 )
 from ssdtrain.train.mcore import parallel
 from ssdtrain.train.mcore.parallel import Parallel
-from ssdtrain.train.settings import ModelFamily
+from ssdtrain.train.settings import Family
 
 PATIENCE = timedelta(seconds=120)
 """What a rank waits for another: one of them searches, or pins memory."""
@@ -265,7 +265,7 @@ def megatrons(ranks: int, tiny: bool) -> dict[str, Cell]:
         "pp interleaved": Cell(deep, woven),
         "ep": Cell(mixed, Parallel(), more=shared, experts=ranks),
         **{
-            f"bert {hidden}": Cell(wide if tiny else size, tensor, ModelFamily.BERT)
+            f"bert {hidden}": Cell(wide if tiny else size, tensor, Family.BERT)
             for hidden, size in berts.items()
         },
     }

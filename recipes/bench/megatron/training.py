@@ -23,11 +23,11 @@ from ssdtrain.tools.project.layer import Split, saved_bytes
 from ssdtrain.train.data.batches import Batch
 from ssdtrain.train.mcore import models, parallel, steps
 from ssdtrain.train.mcore.parallel import Parallel
-from ssdtrain.train.settings import ModelFamily, ModelSettings
+from ssdtrain.train.settings import Family, ModelSettings
 
 GPU = torch.cuda.is_available()
 DTYPE = torch.bfloat16 if GPU else torch.float32
-VOCABULARY = {ModelFamily.GPT: 50304, ModelFamily.BERT: 30592}
+VOCABULARY = {Family.GPT: 50304, Family.BERT: 30592}
 DROPOUT = 0.1
 GIB = 1024**3
 HOST: Data = {"target": "host", "host_bytes": 20 * GIB}
@@ -57,7 +57,7 @@ class Cell:
 
     size: Size
     split: Parallel
-    family: ModelFamily = ModelFamily.GPT
+    family: Family = Family.GPT
     more: Data = field(default_factory=dict)
     """Fields of TransformerConfig."""
     experts: int = 1
@@ -121,7 +121,7 @@ class Training:
         shape = self.cell.size.rows, self.cell.size.sequence
         draw = torch.Generator().manual_seed(100 * parallel.data_rank() + number)
         ids = torch.randint(0, self._vocabulary, shape, generator=draw)
-        text = (torch.ones_like(ids),) if self.cell.family is ModelFamily.BERT else ()
+        text = (torch.ones_like(ids),) if self.cell.family is Family.BERT else ()
         return Batch((ids, *text), ids)
 
     def schedule(self, step: int) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import Graph
@@ -43,9 +43,9 @@ HELD_CLOCK = 0.98
 
 def family_scales(
     device: DeviceCosts, times: Sequence[tuple[Call, float]]
-) -> dict[Family, float]:
+) -> dict[KernelFamily, float]:
     """Median of measured over predicted time, by family."""
-    ratios: dict[Family, list[float]] = {}
+    ratios: dict[KernelFamily, list[float]] = {}
     for call, us in times:
         ratios.setdefault(call.family, []).append(us / device.kernel_us(call))
     return {

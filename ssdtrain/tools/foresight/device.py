@@ -10,7 +10,7 @@ from typing import Any
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Format, Fraction, Natural, Unfit, load_json
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.features import feature_names, row_of
 from ssdtrain.tools.foresight.host import HostTable
 from ssdtrain.tools.foresight.laws import Law, law_us
@@ -37,12 +37,12 @@ class DeviceCosts:
     """Prices calls and operators' host time on one kind of device."""
 
     spec: DeviceSpec
-    forests: Mapping[Family, Forest] = field(default_factory=dict)
-    laws: Mapping[Family, Law] = field(default_factory=dict)
+    forests: Mapping[KernelFamily, Forest] = field(default_factory=dict)
+    laws: Mapping[KernelFamily, Law] = field(default_factory=dict)
     """Closed forms that the forests were learned next to; the roofline's elsewhere."""
-    errors: Mapping[Family, float] = field(default_factory=dict)
+    errors: Mapping[KernelFamily, float] = field(default_factory=dict)
     """Held-out geometric mean error of each family's model."""
-    scales: Mapping[Family, float] = field(default_factory=dict)
+    scales: Mapping[KernelFamily, float] = field(default_factory=dict)
     """Measured over predicted time on this machine, from a calibration."""
     host: HostTable
     host_scale: float = 1.0
@@ -74,12 +74,12 @@ class DeviceCosts:
         ratio = math.exp(forest.predict(row_of(call, self.spec, by_law)))
         return by_law * ratio * self.scales.get(call.family, 1.0)
 
-    def error(self, family: Family) -> float:
+    def error(self, family: KernelFamily) -> float:
         """Expected relative error of one kernel's time."""
         return self.errors.get(family, UNLEARNED_ERROR)
 
     def scaled(
-        self, scales: Mapping[Family, float], host_scale: float = 1.0
+        self, scales: Mapping[KernelFamily, float], host_scale: float = 1.0
     ) -> "DeviceCosts":
         """The same kind of device, as a calibration found one."""
         return replace(
@@ -95,10 +95,10 @@ class _File:
     """A device as its file holds it."""
 
     spec: DeviceSpec
-    forests: Mapping[Family, Forest]
-    laws: Mapping[Family, Mapping[str, tuple[float, ...]]]
-    errors: Mapping[Family, Fraction]
-    scales: Mapping[Family, Fraction]
+    forests: Mapping[KernelFamily, Forest]
+    laws: Mapping[KernelFamily, Mapping[str, tuple[float, ...]]]
+    errors: Mapping[KernelFamily, Fraction]
+    scales: Mapping[KernelFamily, Fraction]
     host: Mapping[str, tuple[float, ...]]
     host_scale: Fraction
     power: Power | None

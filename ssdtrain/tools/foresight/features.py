@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ssdtrain.tools.foresight import calls
-from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, Family
+from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, KernelFamily
 from ssdtrain.tools.foresight.spec import DeviceSpec
 
 TILES = ((128, 256), (128, 128), (64, 64), (256, 128))
@@ -20,7 +20,7 @@ def row_of(call: Call, spec: DeviceSpec, law_us: float) -> list[float]:
     return [*_common(call, spec), *law, *_OWN[call.family](call, spec)]
 
 
-def feature_names(family: Family) -> tuple[str, ...]:
+def feature_names(family: KernelFamily) -> tuple[str, ...]:
     """Names of a family's features."""
     common = ("roofline", "flops", "read", "written", "warm", "element_bytes")
     return (*common, "law", "law_over_roofline", *_NAMES[family])
@@ -128,38 +128,38 @@ def _optimizer(call: Call, spec: DeviceSpec) -> list[float]:
     return [*logs, *_one_hot(call.variant, tuple(sorted(calls.OPTIMIZERS)))]
 
 
-_OWN: Mapping[Family, Callable[[Call, DeviceSpec], list[float]]] = {
-    Family.PRODUCT: _product,
-    Family.ATTENTION: _attention,
-    Family.NORM: lambda call, spec: _grid(call, NORMS),
-    Family.MEMORY: lambda call, spec: _grid(call, MEMORY),
-    Family.LOOKUP: _lookup,
-    Family.CONVOLUTION: _convolution,
-    Family.OPTIMIZER: _optimizer,
+_OWN: Mapping[KernelFamily, Callable[[Call, DeviceSpec], list[float]]] = {
+    KernelFamily.PRODUCT: _product,
+    KernelFamily.ATTENTION: _attention,
+    KernelFamily.NORM: lambda call, spec: _grid(call, NORMS),
+    KernelFamily.MEMORY: lambda call, spec: _grid(call, MEMORY),
+    KernelFamily.LOOKUP: _lookup,
+    KernelFamily.CONVOLUTION: _convolution,
+    KernelFamily.OPTIMIZER: _optimizer,
 }
 _GRID_NAMES = ("rows", "columns", "column_alignment")
-_NAMES: Mapping[Family, tuple[str, ...]] = {
-    Family.PRODUCT: (
+_NAMES: Mapping[KernelFamily, tuple[str, ...]] = {
+    KernelFamily.PRODUCT: (
         *("batch", "m", "n", "k", "bias", "m_alignment", "n_alignment"),
         *("k_alignment", "first_alignment", "second_alignment", "layout"),
         *(f"{what}_{h}x{w}" for h, w in TILES for what in ("waves", "fill", "used")),
         *("m_over_n", "k_over_least"),
     ),
-    Family.ATTENTION: (
+    KernelFamily.ATTENTION: (
         *("backward", "heads", "group", "queries", "keys", "head_dim", "causal"),
         *("dropout", "waves", "fill", "query_alignment", "used"),
     ),
-    Family.NORM: (*_GRID_NAMES, *NORMS),
-    Family.MEMORY: (*_GRID_NAMES, *MEMORY),
-    Family.LOOKUP: (
+    KernelFamily.NORM: (*_GRID_NAMES, *NORMS),
+    KernelFamily.MEMORY: (*_GRID_NAMES, *MEMORY),
+    KernelFamily.LOOKUP: (
         *("rows", "columns", "table_rows", "distinct", "distinct_bytes"),
         *("table_bytes", "row_bytes", *calls.LOOKUPS),
     ),
-    Family.CONVOLUTION: (
+    KernelFamily.CONVOLUTION: (
         *("backward", "batch", "channels", "side", "filters", "kernel", "stride"),
         *("input_gradient", "channel_alignment", "waves", "fill"),
     ),
-    Family.OPTIMIZER: (
+    KernelFamily.OPTIMIZER: (
         *("elements", "tensors", "elements_a_tensor"),
         *sorted(calls.OPTIMIZERS),
     ),

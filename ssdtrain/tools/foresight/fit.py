@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.features import feature_names, row_of
 from ssdtrain.tools.foresight.laws import FAMILIES, Law, fit_law, law_us, least_times
 from ssdtrain.tools.foresight.spec import DeviceSpec, Kind
@@ -21,7 +21,11 @@ FLOOR = 4e-4
 NUM_FOLDS = 4
 LEAST_TIMES = 27
 """Of a family's model: 20 are left where a fold is held out."""
-NUM_TREES = {Family.PRODUCT: 350, Family.MEMORY: 200, Family.ATTENTION: 200}
+NUM_TREES = {
+    KernelFamily.PRODUCT: 350,
+    KernelFamily.MEMORY: 200,
+    KernelFamily.ATTENTION: 200,
+}
 FEW_TREES = 120
 NUM_BAGS = 2
 """Boosted forests that a forest is the mean of."""

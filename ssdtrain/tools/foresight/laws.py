@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, Family
+from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, KernelFamily
 from ssdtrain.tools.foresight.features import LAYOUTS, alignment
 from ssdtrain.tools.foresight.forms import (
     ClosedForm,
@@ -236,10 +236,12 @@ def _convolution(x: Columns, p: Parameters, spec: DeviceSpec) -> Tensor:
     return torch.log(torch.exp(p["start"][group]) + body)
 
 
-_FORMS: Mapping[Family, ClosedForm] = {
-    Family.PRODUCT: ClosedForm(_product_columns, _product_start, _product),
-    Family.ATTENTION: ClosedForm(_attention_columns, _attention_start, _attention),
-    Family.CONVOLUTION: ClosedForm(
+_FORMS: Mapping[KernelFamily, ClosedForm] = {
+    KernelFamily.PRODUCT: ClosedForm(_product_columns, _product_start, _product),
+    KernelFamily.ATTENTION: ClosedForm(
+        _attention_columns, _attention_start, _attention
+    ),
+    KernelFamily.CONVOLUTION: ClosedForm(
         _convolution_columns, _convolution_start, _convolution
     ),
     **FORMS,
@@ -248,12 +250,12 @@ FAMILIES = frozenset(_FORMS)
 """That have a closed form."""
 
 
-def least_times(family: Family) -> int:
+def least_times(family: KernelFamily) -> int:
     """Of a family, for its law. A fused update's few constants need few."""
-    return 27 if family is Family.OPTIMIZER else 60
+    return 27 if family is KernelFamily.OPTIMIZER else 60
 
 
-def first_law(family: Family) -> "Law":
+def first_law(family: KernelFamily) -> "Law":
     """A family's closed form before its constants are found."""
     with torch.device("cpu"):
         return Law(family, _FORMS[family].start())
@@ -270,7 +272,7 @@ def law_us(law: "Law | None", calls: Sequence[Call], spec: DeviceSpec) -> list[f
 class Law:
     """A family's closed form with its constants. See [Note: tiles and waves]."""
 
-    family: Family
+    family: KernelFamily
     parameters: Parameters
 
     def log_us(self, calls: Sequence[Call], spec: DeviceSpec) -> list[float]:
@@ -288,7 +290,9 @@ class Law:
         }
 
     @classmethod
-    def from_dict(cls, family: Family, values: Mapping[str, Sequence[float]]) -> "Law":
+    def from_dict(
+        cls, family: KernelFamily, values: Mapping[str, Sequence[float]]
+    ) -> "Law":
         """Build a `Law` from what `as_dict` made. Raises ValueError: the family has no
         closed form, or one of other constants."""
         start = first_law(family).parameters if family in FAMILIES else {}
@@ -301,7 +305,7 @@ class Law:
         return cls(family, shaped)
 
 
-def fit_law(family: Family, sets: Sequence[tuple[Times, DeviceSpec]]) -> Law:
+def fit_law(family: KernelFamily, sets: Sequence[tuple[Times, DeviceSpec]]) -> Law:
     """Find a family's constants on the times of one or several devices."""
     form = _FORMS[family]
     with torch.device("cpu"), torch.enable_grad():

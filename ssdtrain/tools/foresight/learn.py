@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.calibrate import Program
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.fit import (
     LEAST_TIMES,
@@ -40,13 +40,13 @@ from ssdtrain.tools.foresight.spec import DeviceSpec, Kind
 from ssdtrain.tools.foresight.tracing import Step, step_us, traced
 
 COUNTS = {
-    Family.PRODUCT: 400,
-    Family.MEMORY: 300,
-    Family.ATTENTION: 140,
-    Family.NORM: 100,
-    Family.LOOKUP: 90,
-    Family.OPTIMIZER: 30,
-    Family.CONVOLUTION: 60,
+    KernelFamily.PRODUCT: 400,
+    KernelFamily.MEMORY: 300,
+    KernelFamily.ATTENTION: 140,
+    KernelFamily.NORM: 100,
+    KernelFamily.LOOKUP: 90,
+    KernelFamily.OPTIMIZER: 30,
+    KernelFamily.CONVOLUTION: 60,
 }
 """Calls of a round; what a budget leaves over is split in these proportions."""
 ROUNDS = 10
@@ -71,10 +71,10 @@ def own_spec(kind: Kind, times: Times) -> DeviceSpec:
     l2_bytes, num_sms, memory_bytes, name = _sizes(kind)
     tflops: dict[str, float] = {}
     for call, us in times:
-        if call.family is Family.PRODUCT:
+        if call.family is KernelFamily.PRODUCT:
             rate = call.flops / us / 1e6
             tflops[call.dtype] = max(tflops.get(call.dtype, 0.0), rate)
-    moved = [(c, us) for c, us in times if c.family is Family.MEMORY]
+    moved = [(c, us) for c, us in times if c.family is KernelFamily.MEMORY]
     moved.sort(key=lambda pair: pair[0].num_bytes)
     cold = [(c, us) for c, us in moved if c.num_bytes >= CACHES * l2_bytes]
     cold = cold or moved[-1 - len(moved) // 10 :]
@@ -191,7 +191,7 @@ def _is_bare(name: str) -> bool:
 def assemble(kind: Kind, times: Times, host: HostTable) -> DeviceCosts:
     """A device of measured ceilings, a host, and forests where the times suffice."""
     spec = own_spec(kind, times)
-    by_family: dict[Family, list[tuple[Call, float]]] = {}
+    by_family: dict[KernelFamily, list[tuple[Call, float]]] = {}
     for call, us in times:
         by_family.setdefault(call.family, []).append((call, us))
     device = DeviceCosts(spec=spec, host=host)
@@ -203,7 +203,7 @@ def assemble(kind: Kind, times: Times, host: HostTable) -> DeviceCosts:
 
 def fitted(
     device: DeviceCosts,
-    family: Family,
+    family: KernelFamily,
     times: Times,
     error: float,
     *,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import Graph, Node, Stream, data_dependencies
 from ssdtrain.tools.foresight.lowering import lower
@@ -36,7 +36,7 @@ class PricedRank:
 
     tasks: list[Task]
     calls: list[tuple[Call, float]]
-    by_family_us: dict[Family, float] = field(default_factory=dict)
+    by_family_us: dict[KernelFamily, float] = field(default_factory=dict)
     generic: Counter[str] = field(default_factory=Counter)
     """Operators without a model of their own, by name."""
     unknown_host: int = 0
@@ -99,7 +99,7 @@ def _compute(
     warm = cache.warm_bytes(read)
     total = 0.0
     for call in lowered.calls:
-        if call.family is not Family.LOOKUP and call.warm_bytes == 0.0:
+        if call.family is not KernelFamily.LOOKUP and call.warm_bytes == 0.0:
             call = replace(call, warm_bytes=min(warm, call.read_bytes))
         us = device.kernel_us(call)
         total += us
@@ -175,7 +175,7 @@ class StepEstimate:
     """Share of the highest clock that the power limit allows."""
     error: float
     """Expected relative error: of the families, weighed by time, as independent."""
-    by_family_us: Mapping[Family, float]
+    by_family_us: Mapping[KernelFamily, float]
     generic: Mapping[str, int]
     """Operators that are priced as copies of their bytes, by name."""
     unknown_host: int

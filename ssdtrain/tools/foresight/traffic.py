@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, Family
+from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, KernelFamily
 from ssdtrain.tools.foresight.calls import LOOKUPS, OPTIMIZERS
 from ssdtrain.tools.foresight.features import MEMORY, NORMS
 from ssdtrain.tools.foresight.forms import (
@@ -234,9 +234,11 @@ def _optimizer(x: Columns, p: Parameters, spec: DeviceSpec) -> Tensor:
     return torch.log(torch.exp(p["start"][variant]) + launches * one)
 
 
-FORMS: Mapping[Family, ClosedForm] = {
-    Family.MEMORY: ClosedForm(_memory_columns, _memory_start, _memory),
-    Family.NORM: ClosedForm(_norm_columns, _norm_start, _norm),
-    Family.LOOKUP: ClosedForm(_lookup_columns, _lookup_start, _lookup),
-    Family.OPTIMIZER: ClosedForm(_optimizer_columns, _optimizer_start, _optimizer),
+FORMS: Mapping[KernelFamily, ClosedForm] = {
+    KernelFamily.MEMORY: ClosedForm(_memory_columns, _memory_start, _memory),
+    KernelFamily.NORM: ClosedForm(_norm_columns, _norm_start, _norm),
+    KernelFamily.LOOKUP: ClosedForm(_lookup_columns, _lookup_start, _lookup),
+    KernelFamily.OPTIMIZER: ClosedForm(
+        _optimizer_columns, _optimizer_start, _optimizer
+    ),
 }

@@ -105,7 +105,7 @@ class FitReport:
         return next((way for way in self.ways if way.name == name), None)
 
 
-def fit_report(question: Question) -> FitReport:
+def fits(question: Question) -> FitReport:
     """Answer the question. Raises ConfigError: the model or the device is not known, or
     weights, gradients and optimizer alone are more than the device holds."""
     device = load_device(question.gpu)

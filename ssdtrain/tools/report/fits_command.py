@@ -11,7 +11,7 @@ from ssdtrain.tools.arguments import count_argument, show
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.report.build_public import Loss, Train
 from ssdtrain.tools.report.capture import OPTIMIZER, Question
-from ssdtrain.tools.report.fits import CONTEXT, PLAIN, FitReport, fit_report
+from ssdtrain.tools.report.fits import CONTEXT, PLAIN, FitReport, fits
 from ssdtrain.tools.report.public_models import PUBLIC
 
 EXAMPLES = f"""examples:
@@ -93,9 +93,7 @@ def run(args: argparse.Namespace) -> int:
         given["tokens"] = args.tokens
     if args.micro_batch:
         given["micro_batch"] = args.micro_batch
-    answer = fit_report(
-        Question(**given, train=Train(args.train), loss=Loss(args.loss))
-    )
+    answer = fits(Question(**given, train=Train(args.train), loss=Loss(args.loss)))
     if args.json:
         print(json.dumps(asdict(answer), indent=1))
     else:

@@ -18,7 +18,7 @@ from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.arguments import count_argument, positive_argument, show
 from ssdtrain.tools.foresight.autocast import AutocastEmulation
 from ssdtrain.tools.foresight.calibrate import family_scales, host_scale, measured_power
-from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.call import KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.caveats import explained, left_out
 from ssdtrain.tools.foresight.cluster import EXAMPLE, cluster_of
@@ -127,7 +127,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whose kernels are timed: this machine's GPU (default, if any) or CPU",
     )
     add("--seed", type=int, default=0, help="of the random design")
-    add("--family", choices=[family.value for family in Family], help="only this one")
+    add(
+        "--family",
+        choices=[family.value for family in KernelFamily],
+        help="only this one",
+    )
     add("--json", action="store_true", help="print JSON, no tables")
 
 
@@ -332,7 +336,7 @@ def _print(device: DeviceCosts, step: StepEstimate, peak_bytes: int) -> None:
 
 def _gather(args: argparse.Namespace) -> None:
     _needed(args, "times")
-    families = [Family(args.family)] if args.family else list(Family)
+    families = [KernelFamily(args.family)] if args.family else list(KernelFamily)
     given = dict.fromkeys(families, COUNT), Path(args.times), own_device(Kind(args.on))
     number = gather(*given, seed=args.seed, budget_s=args.seconds)
     print(f"{number} kernels timed, in {args.times}")
@@ -382,7 +386,7 @@ def _calibrate(args: argparse.Namespace) -> None:
 def _fit(args: argparse.Namespace) -> None:
     _needed(args, "times", "save")
     device = load_device(args.device)
-    by_family: dict[Family, list[Any]] = {}
+    by_family: dict[KernelFamily, list[Any]] = {}
     for call, us in read_times(Path(args.times)):
         by_family.setdefault(call.family, []).append((call, us))
     for family, times in by_family.items():

@@ -90,13 +90,13 @@ def plan_of(
     with pipelines, tensor parallelism, ZeRO-3 and tiered targets, of which a file
     cannot tell."""
     from ssdtrain.train.models.gpt import Gpt
-    from ssdtrain.train.settings import ModelFamily, ModelSettings
+    from ssdtrain.train.settings import Family, ModelSettings
 
     whole = layout.tensor * layout.pipeline * layout.context * layout.expert == 1
     if not whole or layout.zero == 3 or drives or not layout.way.startswith(OURS):
         return None
     settings = ModelSettings(
-        family=ModelFamily.GPT,
+        family=Family.GPT,
         hidden_size=job.hidden,
         num_layers=job.layers,
         num_heads=job.heads,

@@ -11,7 +11,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.train.data.batches import Batch, Objective
 from ssdtrain.train.data.vocabulary import NUM_SENTINELS, Vocabulary
 from ssdtrain.train.models.base import IGNORED_LABEL
-from ssdtrain.train.settings import ModelFamily
+from ssdtrain.train.settings import Family
 
 Ids = NDArray[np.int64]
 
@@ -143,11 +143,11 @@ def _tensor(values: NDArray[np.generic]) -> Tensor:
 
 
 def objective_of(
-    family: ModelFamily, sequence_length: int, vocabulary: Vocabulary
+    family: Family, sequence_length: int, vocabulary: Vocabulary
 ) -> Objective:
     """Return the objective that a family is pre-trained with."""
-    if family is ModelFamily.BERT:
+    if family is Family.BERT:
         return MaskedObjective(sequence_length, vocabulary)
-    if family is ModelFamily.T5:
+    if family is Family.T5:
         return SpanObjective(sequence_length, vocabulary)
     return CausalObjective(sequence_length)

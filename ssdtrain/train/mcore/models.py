@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ssdtrain.errors import ConfigError
 from ssdtrain.train.mcore.layers import MarkedNorm, layer_spec
 from ssdtrain.train.mcore.parallel import Parallel
-from ssdtrain.train.settings import ModelFamily, ModelSettings
+from ssdtrain.train.settings import Family, ModelSettings
 
 MLP_RATIO = 4
 GEMM = "te_general_gemm"
@@ -40,7 +40,7 @@ GEMM = "te_general_gemm"
 def check_layout(settings: ModelSettings, parallel: Parallel) -> None:
     """Raise ConfigError for what megatron-core cannot build."""
     layers, stages = settings.num_layers, parallel.pipeline * parallel.chunks
-    if settings.family is ModelFamily.T5 and parallel.pipeline > 1:
+    if settings.family is Family.T5 and parallel.pipeline > 1:
         if parallel.pipeline != 2 or parallel.virtual_pipeline is not None:
             raise ConfigError(
                 "megatron-core pipelines T5 only as encoder | decoder on two stages; "
@@ -52,7 +52,7 @@ def check_layout(settings: ModelSettings, parallel: Parallel) -> None:
             f"model.num_layers={layers} must be divisible by the stages, "
             f"{parallel.pipeline} x {parallel.chunks}"
         )
-    if settings.family is ModelFamily.BERT and parallel.sequence:
+    if settings.family is Family.BERT and parallel.sequence:
         raise ConfigError(
             "megatron-core's BERT head builds torch's LayerNorm, which refuses "
             "sequence parallelism without Apex; set parallel.sequence=false."
@@ -131,9 +131,9 @@ class Chunks:
         """Return all chunks of this rank, in the order that the schedules expect."""
         virtual = self._config.virtual_pipeline_model_parallel_size
         kinds = {
-            ModelFamily.GPT: self._gpt,
-            ModelFamily.BERT: self._bert,
-            ModelFamily.T5: self._t5,
+            Family.GPT: self._gpt,
+            Family.BERT: self._bert,
+            Family.T5: self._t5,
         }
         build = kinds[self._settings.family]
         stages = [None] if virtual is None else list(range(virtual))

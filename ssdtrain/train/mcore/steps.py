@@ -9,14 +9,14 @@ from torch import Tensor
 
 from ssdtrain.train.data.batches import Batch
 from ssdtrain.train.models.base import IGNORED_LABEL
-from ssdtrain.train.settings import ModelFamily
+from ssdtrain.train.settings import Family
 
 Step = Callable[[Iterator[Batch], Any], tuple[Tensor, Callable[[Tensor], Any]]]
 
 
-def step_of(family: ModelFamily, device: torch.device) -> Step:
+def step_of(family: Family, device: torch.device) -> Step:
     """Return the `forward_step_func` of a family, on this device."""
-    call = {ModelFamily.GPT: _gpt, ModelFamily.BERT: _bert, ModelFamily.T5: _t5}[family]
+    call = {Family.GPT: _gpt, Family.BERT: _bert, Family.T5: _t5}[family]
 
     def forward_step(
         batches: Iterator[Batch], model: Any
@@ -25,7 +25,7 @@ def step_of(family: ModelFamily, device: torch.device) -> Step:
         inputs: tuple[Tensor | None, ...] = tuple(
             to_device(tensor, device) for tensor in batch.inputs
         )
-        if family is ModelFamily.BERT and bool(batch.inputs[1].all()):
+        if family is Family.BERT and bool(batch.inputs[1].all()):
             # Seen on the CPU: without padding no mask is needed, and attention is fast.
             inputs = (inputs[0], None)
         labels = to_device(batch.labels, device)

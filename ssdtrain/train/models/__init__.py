@@ -4,13 +4,13 @@ from importlib import import_module
 from typing import cast
 
 from ssdtrain.train.models.base import Model
-from ssdtrain.train.settings import ModelFamily, ModelSettings
+from ssdtrain.train.settings import Family, ModelSettings
 
 # Imported by name, so that reading settings does not load `transformers`.
 _HOME = {
-    ModelFamily.GPT: ("ssdtrain.train.models.gpt", "Gpt"),
-    ModelFamily.BERT: ("ssdtrain.train.models.bert", "Bert"),
-    ModelFamily.T5: ("ssdtrain.train.models.t5", "T5"),
+    Family.GPT: ("ssdtrain.train.models.gpt", "Gpt"),
+    Family.BERT: ("ssdtrain.train.models.bert", "Bert"),
+    Family.T5: ("ssdtrain.train.models.t5", "T5"),
 }
 
 

@@ -34,7 +34,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain.train.settings import ModelFamily
+from ssdtrain.train.settings import Family
 from tests.ranks import leave
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import moved_and_again
@@ -198,7 +198,7 @@ class Megatron:
     def __init__(self, num_layers: int, split: dict[str, Any], **more: Any) -> None:
         from tests.ssdtrain.megatron.law_ranks import Cell, Training
 
-        cell = Cell("", ModelFamily.GPT, split, more=more, layers=num_layers)
+        cell = Cell("", Family.GPT, split, more=more, layers=num_layers)
         self._training = Training(cell)
         self.modules = self._training.chunks
 

@@ -22,7 +22,7 @@ import ssdtrain
 from ssdtrain.tools.foresight.graph import write_graph
 from ssdtrain.tools.foresight.steps import capture_step
 from ssdtrain.train.data.batches import Batch
-from ssdtrain.train.settings import ModelFamily, ModelSettings
+from ssdtrain.train.settings import Family, ModelSettings
 from tests.ranks import leave
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.megatron.standin import CPU, cpu_for_cuda
@@ -42,7 +42,7 @@ class Cell(NamedTuple):
     """One way to train one model."""
 
     name: str
-    family: ModelFamily
+    family: Family
     parallel: Mapping[str, Any] = MappingProxyType({})
     fused: bool = True
     """torch's attention, or Megatron's own."""
@@ -68,7 +68,7 @@ class Cell(NamedTuple):
     @property
     def targets(self) -> tuple[str, ...]:
         """To a store, families are alike."""
-        return ("host", "ssd") if self.family is ModelFamily.GPT else ("host",)
+        return ("host", "ssd") if self.family is Family.GPT else ("host",)
 
     @property
     def num_micro_batches(self) -> int:
@@ -91,38 +91,38 @@ def cells() -> list[Cell]:
     """Ordered so that cells of one layout share Megatron's groups."""
     found = []
     for layout, parallel in LAYOUTS.items():
-        for family in ModelFamily:
-            if family is ModelFamily.T5 and layout == "interleaved":
+        for family in Family:
+            if family is Family.T5 and layout == "interleaved":
                 continue
             name = f"{family.value}, {layout}"
             fused = layout != "tp 2"
-            gpt = family is ModelFamily.GPT
+            gpt = family is Family.GPT
             own = {"agreed": gpt and layout in ("tp 2", "1f1b")}
             own["evaluate"] = gpt and layout == "interleaved"
             found.append(Cell(name, family, parallel, fused, **own))
-    tp, pp, one = {"tensor": 2}, {"pipeline": 2}, ModelFamily.GPT
+    tp, pp, one = {"tensor": 2}, {"pipeline": 2}, Family.GPT
     found += [
         Cell("sequence parallel", one, {**tp, "sequence": True}, recipes=True),
         Cell("full recompute", one, {**pp, "recompute": "full"}),
         Cell("selective recompute", one, {**tp, "recompute": "selective"}, False),
         Cell("norms recomputed", one, pp, more=NORMS),
         Cell("recipes, 1f1b", one, pp, False, True),
-        Cell("recipes, bert tp 2", ModelFamily.BERT, tp, True, True),
+        Cell("recipes, bert tp 2", Family.BERT, tp, True, True),
         Cell("distributed optimizer", one, {}, wrapped=True),
     ]
     return sorted(found, key=lambda cell: sorted(cell.parallel))
 
 
-def batches(family: ModelFamily, rank: int, step: int) -> Iterator[Batch]:
+def batches(family: Family, rank: int, step: int) -> Iterator[Batch]:
     generator = torch.Generator().manual_seed(1000 * step + rank)
     while True:
         ids = torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=generator)
         text = torch.ones_like(ids)
         text[0, LENGTH // 2 :] = int(torch.randint(0, 2, (), generator=generator))
         inputs = {
-            ModelFamily.GPT: (ids,),
-            ModelFamily.BERT: (ids, text),
-            ModelFamily.T5: (ids, ids.flip(1)),
+            Family.GPT: (ids,),
+            Family.BERT: (ids, text),
+            Family.T5: (ids, ids.flip(1)),
         }[family]
         yield Batch(inputs, ids)
 

@@ -18,7 +18,7 @@ from ssdtrain.engines import megatron
 from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
 from ssdtrain.train.mcore.parallel import Parallel
-from ssdtrain.train.settings import DataSettings, ModelFamily, ModelSettings
+from ssdtrain.train.settings import DataSettings, Family, ModelSettings
 from tests.ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -263,7 +263,7 @@ def test_what_megatron_cannot_build_is_refused_in_a_sentence() -> None:
     from ssdtrain.train.mcore import models, runner
     from ssdtrain.train.trainer import Trainer
 
-    def refuse(family: ModelFamily, layout: Parallel, text: str) -> None:
+    def refuse(family: Family, layout: Parallel, text: str) -> None:
         settings = ModelSettings(
             family=family,
             hidden_size=32,
@@ -275,11 +275,11 @@ def test_what_megatron_cannot_build_is_refused_in_a_sentence() -> None:
             models.check_layout(settings, layout)
 
     deep = "encoder | decoder on two stages"
-    refuse(ModelFamily.T5, Parallel(pipeline=4), re.escape(deep))
+    refuse(Family.T5, Parallel(pipeline=4), re.escape(deep))
     interleaved = Parallel(pipeline=2, virtual_pipeline=2)
-    refuse(ModelFamily.T5, interleaved, re.escape(deep))
-    refuse(ModelFamily.GPT, Parallel(pipeline=3), "divisible by the stages")
-    refuse(ModelFamily.BERT, Parallel(tensor=2, sequence=True), "BERT head")
+    refuse(Family.T5, interleaved, re.escape(deep))
+    refuse(Family.GPT, Parallel(pipeline=3), "divisible by the stages")
+    refuse(Family.BERT, Parallel(tensor=2, sequence=True), "BERT head")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="needs a GPU on every rank"):
             runner.megatron_device()

@@ -7,7 +7,14 @@ from torch import Tensor
 
 from ssdtrain.cache.identity import identify, raw_bytes
 from ssdtrain.cache.ledger import Ledger
-from ssdtrain.cache.record import NO_WAY, Lane, LaneCourse, LaneProfile, Record, Retired
+from ssdtrain.cache.record import (
+    NO_PLAN,
+    Lane,
+    LaneCourse,
+    LaneProfile,
+    Record,
+    Retired,
+)
 from ssdtrain.cache.state import RecordState
 from ssdtrain.counters import Counters
 from ssdtrain.observe.frames import Frames
@@ -21,7 +28,7 @@ class Saver:
 
     def __init__(self) -> None:
         self.frames = Frames(torch.device("cpu"))
-        self.course = LaneCourse(0, NO_WAY)
+        self.course = LaneCourse(0, NO_PLAN)
         self.row = 0
         self._lane = Lane("model", LaneProfile())
         self._retired = Retired()

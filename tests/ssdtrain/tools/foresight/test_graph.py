@@ -9,7 +9,7 @@ from torch import nn
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight import edits
-from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.call import KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.device import bare_device
@@ -51,7 +51,7 @@ def products(graph: Graph) -> list[float]:
         found += [
             call.flops
             for call in lower(graph, node).calls
-            if call.family is Family.PRODUCT
+            if call.family is KernelFamily.PRODUCT
         ]
     return found
 
@@ -184,7 +184,7 @@ def test_a_step_s_element_wise_chains_become_one_kernel_each() -> None:
     assert estimate_peak(joined).peak_bytes <= estimate_peak(graph).peak_bytes
     device = bare_device("h100")
     before, after = (price(g, device).by_family_us for g in (graph, joined))
-    assert after[Family.MEMORY] < 0.7 * before[Family.MEMORY]
+    assert after[KernelFamily.MEMORY] < 0.7 * before[KernelFamily.MEMORY]
     made: set[int] = {n for n, s in joined.storages.items() if s.born < 0}
     for node in joined.nodes:
         assert {joined.tensors[t].storage for t in node.inputs} <= made, node.name

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight import bodies, design, fit, learn
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.device import from_json, load_device, to_json
 from ssdtrain.tools.foresight.gather import read_times
@@ -104,7 +104,7 @@ def host(t1: float, t5: float) -> HostTable:
 
 
 def made_up_times(
-    family: Family, count: int, seed: int = 1
+    family: KernelFamily, count: int, seed: int = 1
 ) -> list[tuple[Call, float]]:
     noise = random.Random(seed)
     found = []
@@ -118,14 +118,14 @@ def made_up_times(
 def test_an_assembled_machine_has_error_bars_and_survives_json() -> None:
     pytest.importorskip("sklearn")
     times = [
-        *made_up_times(Family.PRODUCT, 60),
-        *made_up_times(Family.MEMORY, 60),
-        *made_up_times(Family.NORM, 5),
+        *made_up_times(KernelFamily.PRODUCT, 60),
+        *made_up_times(KernelFamily.MEMORY, 60),
+        *made_up_times(KernelFamily.NORM, 5),
     ]
     device = learn.assemble(Kind.CPU, times, host(1.0, 1.0))
-    assert set(device.forests) == {Family.PRODUCT, Family.MEMORY}
-    assert 0.0 < device.errors[Family.PRODUCT] < 0.3
-    assert device.error(Family.NORM) == pytest.approx(0.3)  # its roofline alone
+    assert set(device.forests) == {KernelFamily.PRODUCT, KernelFamily.MEMORY}
+    assert 0.0 < device.errors[KernelFamily.PRODUCT] < 0.3
+    assert device.error(KernelFamily.NORM) == pytest.approx(0.3)  # its roofline alone
     again = from_json(json.loads(json.dumps(to_json(device))))
     assert again.spec.kind is Kind.CPU
     for call, _ in times:
@@ -141,7 +141,7 @@ def test_learn_then_predict(
     monkeypatch.setattr(bodies, "COLD_BYTES", 1e5)
     small = design.Limits(num_bytes=2e5, flops=1e6, fp32_flops=1e6, has_half=False)
     monkeypatch.setitem(design.LIMITS, Kind.CPU, small)
-    counts = {Family.PRODUCT: 30, Family.MEMORY: 30, Family.NORM: 5}
+    counts = {KernelFamily.PRODUCT: 30, KernelFamily.MEMORY: 30, KernelFamily.NORM: 5}
     monkeypatch.setattr(learn, "COUNTS", counts)
     monkeypatch.setattr(learn, "ROUNDS", 1)
     times, own = tmp_path / "times.jsonl", tmp_path / "own.json"

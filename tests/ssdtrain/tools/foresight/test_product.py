@@ -11,7 +11,7 @@ from ssdtrain.plan.profile import PROFILE_FILE, Phase
 from ssdtrain.plan.simulate import keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.call import KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.device import (
     DATA,
@@ -38,7 +38,7 @@ def test_shipped_devices_load_and_are_small() -> None:
     assert "h100" in shipped()
     for name in shipped():
         found = load_device(name)
-        assert set(found.forests) == set(Family) == set(found.errors)
+        assert set(found.forests) == set(KernelFamily) == set(found.errors)
         assert found.host.knows("aten::addmm")
         assert (DATA / f"{name}{SUFFIX}").stat().st_size < 900_000
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.call import KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.graph import Graph, read_graph
@@ -70,7 +70,7 @@ def product_flops(graph: Graph, phase: StepPhase) -> float:
         for node in graph.nodes
         if node.phase is phase
         for call in lower(graph, node).calls
-        if call.family is Family.PRODUCT
+        if call.family is KernelFamily.PRODUCT
     )
 
 
@@ -84,7 +84,7 @@ def check(graph: Graph) -> None:
     assert updates.count("aten::clamp_") == 4 + 2
     assert "aten::_fused_adamw_" in updates
     step = estimate_step(graph, bare_device("h100"))
-    assert step.step_us > 0 and step.by_family_us[Family.OPTIMIZER] > 0
+    assert step.step_us > 0 and step.by_family_us[KernelFamily.OPTIMIZER] > 0
     assert estimate_peak(graph).peak_bytes > 4 * graph.parameter_bytes
     assert graph.parameter_bytes == sum(p.nbytes for p in network().parameters())
 
@@ -142,7 +142,7 @@ def test_generated_kernels_are_seen_and_put_back() -> None:
     assert not any("gelu" in node.name for node in graph.nodes if node not in fused)
     assert all(node.inputs and node.outputs for node in fused)
     calls = [call for node in fused for call in lower(graph, node).calls]
-    assert all(call.family is Family.MEMORY for call in calls)
+    assert all(call.family is KernelFamily.MEMORY for call in calls)
     assert min(call.num_bytes for call in calls) >= ROWS * WIDTH * 4
     names = [vars(module) for module in PyCodeCache.modules]
     kinds = {type(v).__name__ for n in names for k, v in n.items() if "fused" in k}

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.call import KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.collectives import Collective
 from ssdtrain.tools.foresight.graph import Graph, Stream
@@ -59,7 +59,7 @@ def flops(graph: Graph) -> float:
         call.flops
         for node in graph.nodes
         for call in lower(graph, node).calls
-        if call.family is Family.PRODUCT
+        if call.family is KernelFamily.PRODUCT
     )
 
 

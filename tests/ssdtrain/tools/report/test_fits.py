@@ -21,7 +21,7 @@ from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report import build_public
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
 from ssdtrain.tools.report.capture import Question, captured_step
-from ssdtrain.tools.report.fits import CHECKPOINTING, CONTEXT, OURS, PLAIN, fit_report
+from ssdtrain.tools.report.fits import CHECKPOINTING, CONTEXT, OURS, PLAIN, fits
 from ssdtrain.tools.report.fits_command import fits_lines, tokens_argument
 
 SMALL = {
@@ -73,7 +73,7 @@ def test_a_deep_model_is_a_few_layers_repeated(
 def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(SMALL))
-    answer = fit_report(Question(model=str(file), tokens=8192))
+    answer = fits(Question(model=str(file), tokens=8192))
     weights = answer.weight_bytes
     assert answer.gradient_bytes == weights and answer.optimizer_bytes == 2 * weights
     plain, again = answer.way(PLAIN), answer.way(CHECKPOINTING)
@@ -83,7 +83,7 @@ def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plain.step_ms < again.step_ms and plain.memory_bytes > again.memory_bytes
     assert answer.longest[PLAIN] < answer.longest[CHECKPOINTING]
     assert answer.sentence.startswith("Plain training fits")
-    long = fit_report(Question(model=str(file), tokens=2 * answer.longest[PLAIN]))
+    long = fits(Question(model=str(file), tokens=2 * answer.longest[PLAIN]))
     rows = {way.name: way for way in long.ways}
     assert not rows[PLAIN].fits and rows[OURS].fits
     assert rows[OURS].step_ms <= rows[CHECKPOINTING].step_ms
@@ -102,7 +102,7 @@ def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Inputs of layers may leave as well: more fits than with checkpointing.
     most = long.longest[OURS]
     assert most > long.longest[CHECKPOINTING]
-    larger = fit_report(Question(model=str(file), tokens=most + 8 * CONTEXT))
+    larger = fits(Question(model=str(file), tokens=most + 8 * CONTEXT))
     ours, again = larger.way(OURS), larger.way(CHECKPOINTING)
     assert ours is not None and again is not None and not ours.fits
     assert ours.memory_bytes < 0.95 * again.memory_bytes
@@ -114,7 +114,7 @@ def test_steps_that_the_host_bounds_are_told(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(SMALL))
     for tokens, is_bound in ((512, True), (262144, False)):
-        answer = fit_report(Question(model=str(path), train=Train.FULL, tokens=tokens))
+        answer = fits(Question(model=str(path), train=Train.FULL, tokens=tokens))
         told = [line for line in fits_lines(answer) if "for the host" in line]
         assert answer.is_bound_by_host == is_bound == bool(told)
 
@@ -169,7 +169,7 @@ def test_short_steps_save_nothing_large_enough_to_run_again(tmp_path: Path) -> N
     """At a fifth of the tokens no region has a tensor that counts."""
     small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(SMALL | small))
-    answer = fit_report(Question(model=str(tmp_path), train=Train.FULL, tokens=2048))
+    answer = fits(Question(model=str(tmp_path), train=Train.FULL, tokens=2048))
     most = [answer.longest[name] for name in (PLAIN, CHECKPOINTING, OURS)]
     assert 2048 < most[0] < most[1] <= most[2]
 
@@ -190,7 +190,7 @@ def test_what_transformers_cannot_build(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SMALL | changes))
     with pytest.raises(ConfigError, match=told):
-        fit_report(Question(model=str(tmp_path), train=Train.FULL, tokens=64))
+        fits(Question(model=str(tmp_path), train=Train.FULL, tokens=64))
 
 
 def test_every_short_name_can_be_built() -> None:
@@ -263,7 +263,7 @@ def test_plan_refuses_what_cannot_fit_and_never_loses_to_its_rows(
 def test_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my.py").write_text(MODEL)
-    answer = fit_report(Question(model="my.py:build", micro_batch=2))
+    answer = fits(Question(model="my.py:build", micro_batch=2))
     assert answer.way(CHECKPOINTING) is not None
     most = answer.longest
     assert 2 < most[PLAIN] < most[CHECKPOINTING] <= most[OURS]
@@ -273,14 +273,14 @@ def test_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is told is true: so many fit, and a tenth more do not.
     for name, share, it_fits in ((PLAIN, 1.0, True), (CHECKPOINTING, 1.1, False)):
         size = int(share * most[name])
-        way = fit_report(Question(model="my.py:build", micro_batch=size)).way(name)
+        way = fits(Question(model="my.py:build", micro_batch=size)).way(name)
         assert way is not None and way.fits is it_fits, (name, size)
     # Nor does it matter much where one begins to ask.
-    first = fit_report(Question(model="my.py:build", micro_batch=1)).longest
+    first = fits(Question(model="my.py:build", micro_batch=1)).longest
     assert first == pytest.approx(most, rel=0.1)
     fixed = MODEL.replace("torch.zeros(micro_batch,", "torch.zeros(4,")
     Path("fixed.py").write_text(fixed)
-    assert fit_report(Question(model="fixed.py:build")).longest == {}
+    assert fits(Question(model="fixed.py:build")).longest == {}
 
 
 @pytest.mark.parametrize(
@@ -315,4 +315,4 @@ def small(micro_batch):
 """
     Path("my.py").write_text(MODEL + more)
     with pytest.raises(ConfigError, match=told):
-        fit_report(Question(model=text))
+        fits(Question(model=text))
