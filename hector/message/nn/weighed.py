@@ -18,7 +18,7 @@ from hector.message.nn.convs import (
     sides_of,
     weighed,
 )
-from hector.precision import linear
+from hector.precision import wide_linear
 from hector.tracing import untraced
 from hector.typed_linear import TypedLinear
 
@@ -137,8 +137,8 @@ class GATv2Conv(ExpectsEdges):
         check_degrees(r, self.allow_zero_in_degree)
         given = tuple(map(self.feat_drop, feat)) if isinstance(feat, tuple) else None
         rows, own = sides_of(r, self.feat_drop(feat) if given is None else given)
-        left = linear(self.fc_src, rows).unflatten(1, (self.heads, -1))
-        right = linear(self.fc_dst, own).unflatten(1, (self.heads, -1))
+        left = wide_linear(self.fc_src, rows).unflatten(1, (self.heads, -1))
+        right = wide_linear(self.fc_dst, own).unflatten(1, (self.heads, -1))
         with r.local_scope():
             r.srcdata["l"], r.dstdata["r"] = left, right
             r.apply_edges(_scored(self.attn, self.slope))
