@@ -106,7 +106,7 @@ class Session:
     def plan(self) -> Plan | None:
         """The plan in force, with its prediction; None while there is none."""
         planner = self._planner
-        return self.cache.course.plan if planner is None else planner.plan
+        return self.cache.cursor.plan if planner is None else planner.plan
 
     def follow(self, plan: Plan | str, profile: Profile | None = None) -> None:
         """Follow a plan from the next step on.
@@ -124,7 +124,7 @@ class Session:
         found = read_plan(plan) if isinstance(plan, str) else plan
         if self._planner is None:
             self.cache.bypass = None  # `plan="keep-all"` may have had no hooks
-            self.cache.course.plan = found
+            self.cache.cursor.plan = found
         elif profile is None:
             self._planner.follow(found)
         else:
@@ -346,7 +346,7 @@ class Session:
                 self._planner.room.open_for(engine.modules)
             self._steps.on_start = self._planner.step_starts
         elif settings.plan not in [choice.value for choice in PlanChoice]:
-            self.cache.course.plan = read_plan(settings.plan)
+            self.cache.cursor.plan = read_plan(settings.plan)
 
     def close(self) -> None:
         """Restore everything that was patched, finish I/O, free memory and files.

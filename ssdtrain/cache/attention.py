@@ -98,7 +98,7 @@ class StoredAttention:
 
     def packed(self, number: int, tensor: Tensor, handle: Handle) -> None:
         """The general path has served the tensor at this place."""
-        if self._cache.course.observer.listens:
+        if self._cache.cursor.observer.listens:
             self._items[number] = item_of(handle)
             # What wraps its bytes answers no operator.
             if part_of(handle) is handle and is_attentions(tensor):
@@ -128,7 +128,7 @@ class StoredAttention:
             InPlaceError: a stored result was changed after it was saved.
         """
         cache = self._cache
-        if cache.course.observer.listens:
+        if cache.cursor.observer.listens:
             windows = windows_around(self._outputs, num_places)
             return RerunAttention(windows, {}, now=cache.ledger.clock.now)
         stored: dict[int, Tensor] = {}
@@ -162,7 +162,7 @@ class StoredAttention:
         Args:
             lane, region: their numbers, for the observer.
         """
-        observer = self._cache.course.observer
+        observer = self._cache.cursor.observer
         if not self._items:
             return
         self._known.learn(num_places, [each.spot for each in seen.learnt])

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ssdtrain.cache.captured import Captures
-from ssdtrain.cache.course import Course
+from ssdtrain.cache.cursor import Cursor
 from ssdtrain.cache.executor import Executor
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import HookSpans, Ledger
@@ -47,7 +47,7 @@ class CacheContext(Protocol):
     """`TensorCache`, as its parts see it: see there."""
 
     captures: Captures
-    course: Course
+    cursor: Cursor
     device: Device
     lanes: Lanes
     ledger: Ledger

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.course import Course
+from ssdtrain.cache.cursor import Cursor
 from ssdtrain.cache.digest import Digests, word_bytes
 from ssdtrain.cache.handles import KeptHandle
 from ssdtrain.cache.identity import is_plain, stamp_of
@@ -64,7 +64,7 @@ class Inputs:
 
     def __init__(
         self,
-        course: Course,
+        cursor: Cursor,
         ledger: Ledger,
         lane: Lane,
         number: int,
@@ -72,7 +72,7 @@ class Inputs:
     ) -> None:
         self.makes_lengths = False
         """Whether the call saves a nested tensor of lengths that no argument has."""
-        self._course = course
+        self._cursor = cursor
         self._ledger = ledger
         self._lane = lane
         self._number = number
@@ -120,7 +120,7 @@ class Inputs:
             own = Input((handle, leaf.requires_grad, is_parameter, is_part))
             stored[key] = own
             self._leaves.append(own)
-            if self._course.observer.listens:
+            if self._cursor.observer.listens:
                 self._tell(handle)
         if digests is not None:
             self._contents = [self._digest(leaf, digests) for leaf in self.tensors]
@@ -149,10 +149,10 @@ class Inputs:
         return KeptHandle((tensor.detach(), tensor._version))
 
     def _tell(self, handle: Any) -> None:
-        course = self._course
+        cursor = self._cursor
         item = item_of(handle)
         if item >= 0:
-            course.observer.reads(course.of(self._lane).number, self._number, item)
+            cursor.observer.reads(cursor.of(self._lane).number, self._number, item)
 
     @property
     def tensors(self) -> list[Tensor]:

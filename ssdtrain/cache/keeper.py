@@ -186,7 +186,7 @@ class CacheKeeper:
         self, wide: Tensor, dtype: torch.dtype, store: Store | None = None
     ) -> TensorInput:
         """Store a narrow copy; it goes where its placement says."""
-        observer = self._cache.course.observer
+        observer = self._cache.cursor.observer
         if observer.listens:
             observer.makes()
         tensor = narrow(wide.detach(), dtype)

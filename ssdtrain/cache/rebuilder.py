@@ -150,11 +150,11 @@ class Rebuilder(Recipes):
     def _is_remembered(self, lane: Lane) -> bool:
         """Whether what is found is asked for again, by rows or of what looks the
         same."""
-        is_placed = lane.binding is not None or self._cache.course.observer.listens
+        is_placed = lane.binding is not None or self._cache.cursor.observer.listens
         return is_placed or self._follows_plan(lane)
 
     def _follows_plan(self, lane: Lane) -> bool:
-        return self._cache.course.of(lane).orders is not None
+        return self._cache.cursor.of(lane).orders is not None
 
     def _asked_again(
         self, base: Tensor, lane: Lane
@@ -165,7 +165,7 @@ class Rebuilder(Recipes):
         cache = self._cache
         if base.grad_fn is None or cache.captures.is_forward:
             return None
-        if cache.regions.current is not None or cache.course.observer.listens:
+        if cache.regions.current is not None or cache.cursor.observer.listens:
             return None
         if not self._follows_plan(lane):
             return None
@@ -268,7 +268,7 @@ class Rebuilder(Recipes):
     @property
     def _place(self) -> tuple[int, int]:
         """Of the first save of the item that is packed now."""
-        return self._cache.course.serving, 0
+        return self._cache.cursor.serving, 0
 
     def _key_of(self, expression: Expression, place: tuple[int, int]) -> Hashable:
         return self._cache.lanes.current.kind, place, expression.recipe
@@ -453,7 +453,7 @@ class Rebuilder(Recipes):
 
     def _rebuild(self, rebuilt: Rebuilt) -> Tensor:
         expression, ledger = rebuilt.expression, self._cache.ledger
-        observer, clock = self._cache.course.observer, ledger.clock
+        observer, clock = self._cache.cursor.observer, ledger.clock
         handed_bytes = ledger.handed_bytes
         try:
             read = self._cache.read
@@ -474,8 +474,8 @@ class Rebuilder(Recipes):
                 size = rebuilt.num_bytes
                 clock.end(begun, expression.recipe, rebuilt.place, size)
             if observer.listens:
-                course = self._cache.course.of(rebuilt.lane)
-                observer.rebuilt(course.number, rebuilt.item)
+                cursor = self._cache.cursor.of(rebuilt.lane)
+                observer.rebuilt(cursor.number, rebuilt.item)
         finally:
             ledger.was_read(handed_bytes)
         if not rebuilt.layout.is_of(tensor) or tensor.storage_offset():

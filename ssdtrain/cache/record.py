@@ -135,7 +135,7 @@ NO_PLAN = LanePlan(None)
 """Of a lane without orders."""
 
 
-class LaneCourse:
+class LaneCursor:
     """A lane's way through its plan: see [Note: marks] in plan/profile.py."""
 
     def __init__(
@@ -214,7 +214,7 @@ class Lane:
         """Of the tensors among its forward's arguments; 0: unknown."""
         self.sized: SizedPlan | None = None
         """The plan that it follows, once its forward has begun."""
-        self.course: LaneCourse | None = None
+        self.cursor: LaneCursor | None = None
         """Its items and orders, from its first saved tensor on."""
         self.run: Any = None
         """While its forward follows a table: see [Note: compiled plan]."""

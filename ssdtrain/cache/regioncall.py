@@ -125,7 +125,7 @@ class RegionCall:
         self.dropped_bytes = 0
         self.holding = Holding(lane)
         self.inputs = Inputs(
-            self._cache.course, self._cache.ledger, lane, number, self.holding
+            self._cache.cursor, self._cache.ledger, lane, number, self.holding
         )
         self._places: SavedPlaces | None = None
         """Made for the first tensor that is not saved by index."""
@@ -151,7 +151,7 @@ class RegionCall:
         if looks:
             read = self._before.seen.unwritten()
             self._unwritten = UnwrittenDigests(read, self._regions.digest)
-        keeps = cache.course.rule.placement is Placement.KEEP and self.lane.run is None
+        keeps = cache.cursor.rule.placement is Placement.KEEP and self.lane.run is None
         keeps = keeps and cache.needs_no_record(self)
         self.inputs.store(leaves, arguments, pack, digests, keeps=keeps)
 
@@ -397,7 +397,7 @@ class RegionCall:
             self._cache.enter_backward(self.lane)
             self._check()
             # Its inputs' uses are no marks.
-            found = self._cache.course.inside_use(self._collected)
+            found = self._cache.cursor.inside_use(self._collected)
             self._hand_out(found)
             self._forget_later()
 
@@ -461,8 +461,8 @@ class RegionCall:
         watched: RerunAttention | None,
     ) -> bool:
         """Run the forward again; whether it drew what it drew before."""
-        course = self._cache.course
-        course.observer.runs_again()
+        cursor = self._cache.cursor
+        cursor.observer.runs_again()
         # Also where nothing is known to be drawn: `torch.random.fork_rng()` hides it.
         before, expected = RandomState.now(self._device), self._random_end
         self._random.restore(self._device)
@@ -480,17 +480,17 @@ class RegionCall:
         finally:
             drawn = None if expected is None else RandomState.now(self._device)
             before.restore(self._device)
-        if course.observer.hears_reruns:
-            course.observer.ran_again(course.of(self.lane).number, self.number)
+        if cursor.observer.hears_reruns:
+            cursor.observer.ran_again(cursor.of(self.lane).number, self.number)
         return expected is None or drawn is None or expected.is_same(drawn)
 
     def _is_lost(self, watched: RerunAttention) -> bool:
         """Learn of its attention; whether the re-run must be done again without it."""
-        attention, course = self.attention, self._cache.course
+        attention, cursor = self.attention, self._cache.cursor
         for reason in watched.reasons:
             self._regions.computes(self.region, reason)
-        if course.observer.listens:
-            lane = course.of(self.lane).number
+        if cursor.observer.listens:
+            lane = cursor.of(self.lane).number
             attention.learn(watched, lane, self.number, self.num_places)
         return attention.is_lost(watched)
 

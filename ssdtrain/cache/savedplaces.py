@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ssdtrain.cache.attention import StoredAttention
 from ssdtrain.cache.context import CacheContext
-from ssdtrain.cache.course import OUTSIDE_PLAN, Entry
+from ssdtrain.cache.cursor import OUTSIDE_PLAN, Entry
 from ssdtrain.cache.identity import (
     Stamp,
     check_late_writer,
@@ -228,7 +228,7 @@ class SavedPlaces:
         if entry.order is None:
             return True
         # What a recipe stores under a plan goes where its own order says.
-        is_recipes = self._cache.course.serving != OUTSIDE_PLAN
+        is_recipes = self._cache.cursor.serving != OUTSIDE_PLAN
         return entry.order.placement is Placement.RERUN and not is_recipes
 
     def add(self, record: Record, dtype: torch.dtype) -> None:
@@ -240,7 +240,7 @@ class SavedPlaces:
         record.region = self.call
         self.records.add(record.key, record)
         # A recipe's: see [Note: narrow copies in regions].
-        if self._cache.course.serving != OUTSIDE_PLAN:
+        if self._cache.cursor.serving != OUTSIDE_PLAN:
             self._copied = weakref.ref(record), dtype
 
     def hold(self, tensor: Tensor) -> Handle:
@@ -267,11 +267,11 @@ class SavedPlaces:
                 more than the call's arguments: a scan saves a state for each token.
         """
         number, call = len(self._places), self.call
-        course = self._cache.course
-        storing = course.of(call.lane).storing
+        cursor = self._cache.cursor
+        storing = cursor.of(call.lane).storing
         if call.number in storing and self._attention.expects(number):
             return self.stored(tensor, keep(tensor))
-        if not course.observer.listens:
+        if not cursor.observer.listens:
             return self.hold(tensor)
         if self._small_bytes is None:
             given = sum(each.nbytes for each in self._inputs.tensors)
@@ -327,13 +327,13 @@ class SavedPlaces:
         """Whether what is no tensor of a plan's stays: in an observed call without any
         that is, which no plan can choose. Else it goes, and counts where the region
         does not run again."""
-        course, call = self._cache.course, self.call
-        if not course.observer.listens or not self._beside_bytes:
+        cursor, call = self._cache.cursor, self.call
+        if not cursor.observer.listens or not self._beside_bytes:
             return False
         if not len(self.records):
             return True
-        course.observer.small(
-            course.of(call.lane).number, call.number, self._beside_bytes
+        cursor.observer.small(
+            cursor.of(call.lane).number, call.number, self._beside_bytes
         )
         return False
 

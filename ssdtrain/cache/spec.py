@@ -54,7 +54,7 @@ class Spec:
     by_norm: bool = False
     """Whether a normalization saved it whose epsilon is known: recipes may read it."""
     marks: int = 0
-    """By how many its pack moved the course on."""
+    """By how many its pack moved the cursor on."""
     acts_at_pack: bool = False
     """Whether something was released when it was packed."""
     acts_at_use: bool = False

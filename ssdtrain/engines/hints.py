@@ -98,7 +98,7 @@ class Steps:
         self._seen = self._progress()
         self.monitor.is_released()
         if self._cache.ledger.step_is_open:
-            num_resized = self._cache.course.num_resized
+            num_resized = self._cache.cursor.num_resized
             self._cache.ledger.counters.add(Count.RESIZED, num_resized)
             meter = self._cache.meter
             hooks = None if meter is None else meter.device_spans

@@ -32,8 +32,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ssdtrain.cache.bypass import device_ms
-from ssdtrain.cache.course import Observer
-from ssdtrain.cache.record import LaneCourse
+from ssdtrain.cache.cursor import Observer
+from ssdtrain.cache.record import LaneCursor
 from ssdtrain.cache.regioncall import REGION
 from ssdtrain.observe.heldtimes import HeldPart
 from ssdtrain.rebuild.clock import Clock, RebuildTime
@@ -84,10 +84,10 @@ class HeldRegions(Observer):
         self._clock.keep_spans = False
         self._clock.before_rebuild = self._clock.after_rebuild = None
 
-    def lane(self, course: LaneCourse, kind: str) -> None:
+    def lane(self, cursor: LaneCursor, kind: str) -> None:
         """A lane begins."""
-        self._kinds[course.number] = kind
-        self._opened[course.number] = self._look()
+        self._kinds[cursor.number] = kind
+        self._opened[cursor.number] = self._look()
 
     def region(self, lane: int, number: int, module: str) -> None:
         """The forward of a region begins."""

@@ -219,10 +219,10 @@ class HostMeter:
         """Return which target an offloaded tensor went to."""
         if type(record) is MovedTensor:
             return Placement.OFFLOAD
-        course = record.lane.course
-        if course is None or course.orders is None:
+        cursor = record.lane.cursor
+        if cursor is None or cursor.orders is None:
             return self._away
-        ordered: Placement = course.orders[record.item].placement
+        ordered: Placement = cursor.orders[record.item].placement
         return ordered if ordered in AWAY_PLACEMENTS else self._away
 
     def num_packed(self, placement: Placement) -> int:

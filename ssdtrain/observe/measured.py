@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.cache import TensorCache
-from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.cursor import Unobserved
 from ssdtrain.cache.regioncall import REGION
 from ssdtrain.observe.heldsteps import held_steps
 from ssdtrain.observe.heldtimes import HeldTimes
@@ -266,13 +266,13 @@ class Measured:
         timer = cache.timer = Bypass(
             ledger.clock, lambda: 0 if meter is None else meter.spent_ns
         )
-        reruns = cache.course.observer = Reruns(ledger.clock.now)
+        reruns = cache.cursor.observer = Reruns(ledger.clock.now)
         ledger.clock.keep_spans = True
         try:
             yield
         finally:
             tail_host_ms = reruns.host_behind_ms()
-            cache.course.observer = Unobserved()
+            cache.cursor.observer = Unobserved()
             ledger.clock.keep_spans = False
             cache.timer = None
             self._host.take()

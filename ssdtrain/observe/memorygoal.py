@@ -103,8 +103,8 @@ class MemoryGoal:
         """What steps needed at most above their start since then; None: nobody can
         tell, or they were not of the size that was observed."""
         start, end = self._cache.ledger.levels
-        course = self._cache.course
-        if start is None or end is None or course.num_strayed or course.num_outgrown:
+        cursor = self._cache.cursor
+        if start is None or end is None or cursor.num_strayed or cursor.num_outgrown:
             return None
         return end.max_allocated_bytes - start.allocated_bytes
 
@@ -113,8 +113,8 @@ class MemoryGoal:
         limit of this goal."""
         if not goal.is_by_memory or not self._peers.is_alone:
             return 0
-        course = self._cache.course
-        is_alike = not (course.num_strayed or course.num_outgrown)
+        cursor = self._cache.cursor
+        is_alike = not (cursor.num_strayed or cursor.num_outgrown)
         return self._peaks.step(goal, is_alike)
 
     def is_short(self) -> bool:

@@ -38,10 +38,10 @@ import torch
 from torch import Tensor
 
 from ssdtrain.cache.bypass import device_ms
-from ssdtrain.cache.course import ItemRecipe, Observer, Saved
+from ssdtrain.cache.cursor import ItemRecipe, Observer, Saved
 from ssdtrain.cache.identity import asking_node
 from ssdtrain.cache.ledger import Ledger
-from ssdtrain.cache.record import LaneCourse
+from ssdtrain.cache.record import LaneCursor
 from ssdtrain.cache.regioncall import REGION
 from ssdtrain.cache.sizes import is_same_item
 from ssdtrain.curves import Links
@@ -64,7 +64,7 @@ FIRST_RUN = 4.0
 
 @dataclass
 class _Lane:
-    course: LaneCourse
+    cursor: LaneCursor
     kind: str
     saved: list[Saved] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
@@ -191,9 +191,9 @@ class Recording(Observer):
         self.waited_ms = 0.0
         """Time before the step's end that was none of it."""
 
-    def lane(self, course: LaneCourse, kind: str) -> None:
+    def lane(self, cursor: LaneCursor, kind: str) -> None:
         """Record a new lane."""
-        self._lanes.append(_Lane(course, kind))
+        self._lanes.append(_Lane(cursor, kind))
 
     def item(self, lane: int, number: int, saved: Saved, tensor: Tensor) -> None:
         """Record a tensor that a lane saves for the first time."""
@@ -204,7 +204,7 @@ class Recording(Observer):
         if self._made is not None:
             own.made[number], self._made = self._made, None
         row = len(self._rows)
-        self._frames.enter(own.course, number, tensor, saved.num_bytes, row)
+        self._frames.enter(own.cursor, number, tensor, saved.num_bytes, row)
         self._meter.exclude(start_ns)
 
     def recipe(self, lane: int, number: int, recipe: ItemRecipe) -> None:
@@ -314,7 +314,7 @@ class Recording(Observer):
         if phase is Phase.BACKWARD:
             self._await_end()
             node = asking_node()
-            self._frames.use(self._lanes[lane].course, number, len(self._rows))
+            self._frames.use(self._lanes[lane].cursor, number, len(self._rows))
         before = self._rows[-1].node if self._rows else None
         if node is None or node != before:
             self._given.clear()
@@ -644,7 +644,7 @@ def _rebuild_hosts_ms(lane: _Lane, meter: HostMeter) -> dict[int, float]:
         alike.setdefault(key, []).append(number)
     found: dict[int, float] = {}
     for items in alike.values():
-        own_ms = meter.rebuild_ms(lane.course.number, items)
+        own_ms = meter.rebuild_ms(lane.cursor.number, items)
         found |= dict.fromkeys(items, own_ms)
     return found
 
@@ -677,6 +677,6 @@ def _items(
             floats=saved.serves >= 0 and number in lane.autograds,
             held=saved.held and frames is not None,
             frame_marks=(
-                0 if frames is None else frames.marks(lane.course.number, number)
+                0 if frames is None else frames.marks(lane.cursor.number, number)
             ),
         )

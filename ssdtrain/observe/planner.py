@@ -274,7 +274,7 @@ class Planner:
         if num_steps == self._step:
             if self._stage is Purpose.OBSERVING:
                 self._observe()  # a forward without a backward: begin again
-            self._cache.course.step_starts()
+            self._cache.cursor.step_starts()
             return
         self._step = num_steps
         self._largest.step_ended()
@@ -292,7 +292,7 @@ class Planner:
         }
         if self._stage in acts:
             acts[self._stage]()
-        self._cache.course.step_starts()
+        self._cache.cursor.step_starts()
         self._predict()
 
     def follow(self, plan: Plan) -> None:
@@ -379,7 +379,7 @@ class Planner:
     def _unplanned(self, choice: Choice, rule: Rule) -> None:
         """Steps have hooks and no plan."""
         cache = self._cache
-        cache.course.rule, cache.course.plan = rule, None
+        cache.cursor.rule, cache.cursor.plan = rule, None
         cache.regions.choice, cache.bypass = choice, None
 
     def _check_memory(self) -> None:
@@ -599,8 +599,8 @@ class Planner:
             return False
         cache = self._cache
         self._stage = Purpose.HELD
-        cache.course.rule = Rule(spares_held=True)
-        cache.course.plan, cache.bypass = None, None
+        cache.cursor.rule = Rule(spares_held=True)
+        cache.cursor.plan, cache.bypass = None, None
         cache.regions.choice = Choice.ALL
         self._measured.begin_held(seen)
         self._measured.next_step(self._step)
@@ -613,7 +613,7 @@ class Planner:
         # A limit holds for what no plan knows as well: it waits rather than stays.
         waits = self._goal.goal.is_by_memory and stage is not Purpose.RESTING
         away = Placement.OFFLOAD if waits else Placement.OFFLOAD_IF_IN_TIME
-        self._cache.course.rule = Rule(away, spares_held=True)
+        self._cache.cursor.rule = Rule(away, spares_held=True)
 
     # -- searching -----------------------------------------------------------------
 
@@ -1035,7 +1035,7 @@ class Planner:
     def _hand_over(self, plan: Plan) -> None:
         """Let the cache follow this plan from now on."""
         cache = self._cache
-        cache.course.plan = plan
+        cache.cursor.plan = plan
         self._leave_room()
         self._plan_by_size()
         cache.regions.choice = Choice.PLANNED
@@ -1078,7 +1078,7 @@ class Planner:
         return items[item].module if 0 <= item < len(items) else ""
 
     def _sees_strays(self) -> bool:
-        return self._strays.step(self._cache.course.num_strayed)
+        return self._strays.step(self._cache.cursor.num_strayed)
 
     def _look_again(self) -> None:
         """Time the next best plan once more: machines change."""

@@ -30,8 +30,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ssdtrain.cache.bypass import Bypass
-from ssdtrain.cache.course import Observer
-from ssdtrain.cache.record import LaneCourse
+from ssdtrain.cache.cursor import Observer
+from ssdtrain.cache.record import LaneCursor
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.calibrate import PlainTimes, RegionTimes
 from ssdtrain.plan.scaled import FIXED_SHARE, Growth, StepTime, fixed_share
@@ -89,7 +89,7 @@ class Reruns(Observer):
         self._ended_ns: int | None = None
         """The same, by the host."""
 
-    def lane(self, course: LaneCourse, kind: str) -> None:
+    def lane(self, cursor: LaneCursor, kind: str) -> None:
         """Note the kind of a new lane."""
         self._kinds.append(kind)
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.cursor import Unobserved
 from ssdtrain.cache.regions import Choice
 from ssdtrain.jsonfile import decode, dumps
 from ssdtrain.observe import observer
@@ -123,7 +123,7 @@ def test_a_step_is_held_when_somebody_asks_for_a_graph(
         assert session.can_capture and session.plan is plan
         assert same_bits(found, theirs)
         cache, (by,) = session.cache, held
-        assert type(cache.course.observer) is Unobserved
+        assert type(cache.cursor.observer) is Unobserved
         clock = cache.ledger.clock
         assert clock.before_rebuild is None and clock.after_rebuild is None
         profile = session.profile

@@ -12,7 +12,7 @@ from torch import nn
 import ssdtrain
 from ssdtrain.cache import bypass
 from ssdtrain.cache.bypass import Bypass
-from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.cursor import Unobserved
 from ssdtrain.cache.regions import Choice
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.measured import NUM_REGION_STEPS, Measured
@@ -64,7 +64,7 @@ def is_clean(cache: Any) -> bool:
     return (
         all(each is None for each in (*own, clock.after_rebuild))
         and not clock.keep_spans
-        and type(cache.course.observer) is Unobserved
+        and type(cache.cursor.observer) is Unobserved
     )
 
 
