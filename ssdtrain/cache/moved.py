@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ssdtrain.cache.identity import check_late_writer, check_version
 from ssdtrain.cache.record import Handle, Holding, Lane
-from ssdtrain.cache.state import STAYED, RecordState, SavedBytes
+from ssdtrain.cache.state import STAYED, Bytes, RecordState, SavedBytes
 from ssdtrain.rebuild.expression import Layout
 from ssdtrain.transfer.copies import PinnedCopy
 
@@ -40,7 +40,7 @@ class MovedTensor(SavedBytes):
         tensor: Tensor,
         name: str,
         lane: Lane,
-        ledger: Any,
+        ledger: Bytes,
         copy: PinnedCopy | None,
     ) -> None:
         """copy: where it will go; None: it stays."""

@@ -85,7 +85,7 @@ class RegionCall:
         regions: CallOwner,
         region: Region,
         number: int,
-        forward: Any,
+        forward: Callable[..., Any],
         lane: Lane,
         seen: Seen,
     ) -> None:

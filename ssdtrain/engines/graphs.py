@@ -28,7 +28,7 @@ class HearsEnds(Protocol):
 class CaptureEnd(Shared[HearsEnds]):
     """`CUDAGraph.capture_end`, with what is called before it."""
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: type) -> None:
         super().__init__(kind)
         self.replace(kind, NAME, self._wrapped)
 
