@@ -34,7 +34,7 @@ from hector.indexing import (
     type_order,
     type_ptr,
 )
-from hector.kept import kept, lasting
+from hector.kept import StaleGraphError, kept, lasting
 from hector.tracing import untraced
 
 if TYPE_CHECKING:
@@ -54,10 +54,6 @@ _HELD, _VERSION = attrgetter(*_TENSORS), attrgetter("_version")
 EdgeTypeName = tuple[str, str, str]
 Metadata = tuple[Sequence[str], Sequence[EdgeTypeName]]
 """PyG's: (node types, edge types)."""
-
-
-class StaleGraphError(RuntimeError):
-    """Tensors were changed while their graph was in use."""
 
 
 class GraphState:
@@ -560,7 +556,9 @@ def _build(
     return made
 
 
-def subgraph(graph: HeteroGraph, node_ids: Tensor, edge_ids: Tensor) -> HeteroGraph:
+def sampled_subgraph(
+    graph: HeteroGraph, node_ids: Tensor, edge_ids: Tensor
+) -> HeteroGraph:
     """A sampled graph of ascending `node_ids` and stored `edge_ids` between them."""
     ends = (graph.src, graph.dst)
     src, dst = (torch.searchsorted(node_ids, e[edge_ids]) for e in ends)
@@ -572,10 +570,10 @@ def subgraph(graph: HeteroGraph, node_ids: Tensor, edge_ids: Tensor) -> HeteroGr
 def padded_subgraph(
     graph: HeteroGraph, node_ids: Tensor, edge_ids: Tensor, num_nodes: Tensor
 ) -> HeteroGraph:
-    """`subgraph` with room after it: of `node_ids` the first `num_nodes` (int64 [], on
-    the device) are nodes and the others, at least one, are larger than any id; edges of
-    id -1 join those. Sizes are those of the tensors, so nothing waits for the device.
-    """
+    """`sampled_subgraph` with room after it: of `node_ids` the first `num_nodes`
+    (int64 [], on the device) are nodes and the others, at least one, are larger
+    than any id; edges of id -1 join those. Sizes are those of the tensors, so
+    nothing waits for the device."""
     size, real = node_ids.numel(), edge_ids >= 0
     at = edge_ids.clamp(min=0)
     # Spread over all spare nodes: no group of edges is longer than others.

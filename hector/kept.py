@@ -19,6 +19,10 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+class StaleGraphError(RuntimeError):
+    """Tensors were changed while their graph was in use."""
+
+
 def apart() -> AbstractContextManager[None]:
     """Make what outlives the call that it is made in."""
     return _outside() if torch.is_inference_mode_enabled() else torch.no_grad()

@@ -93,7 +93,7 @@ def is_product(module: nn.Module) -> bool:
     return type(module) is nn.Linear and plainly_called(module)
 
 
-def linear(module: nn.Module, x: Tensor) -> Tensor:
+def wide_linear(module: nn.Module, x: Tensor) -> Tensor:
     """`module(x)`; a plain `nn.Linear` in half precision is computed wide."""
     if x.dtype not in HALF and type(module) is nn.Linear and plainly_called(module):
         weight: Any = module._parameters.get("weight")

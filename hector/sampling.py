@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hector.graph import Grouping, HeteroGraph, subgraph
+from hector.graph import Grouping, HeteroGraph, sampled_subgraph
 from hector.indexing import check_range, group_by, integers, segment_ptr
 from hector.tracing import untraced
 
@@ -98,7 +98,7 @@ class NeighborSampler:
         there.
         """
         found = self.draw(seeds, generator)
-        made = subgraph(self.graph, found.node_ids, found.edge_ids)
+        made = sampled_subgraph(self.graph, found.node_ids, found.edge_ids)
         return SampledBatch(made, found.node_ids, found.seeds, found.edge_ids)
 
     @untraced

@@ -24,7 +24,7 @@ from pydirect.placement import (
     Rule,
     Written,
     mix_of,
-    place,
+    rule_for,
 )
 from pydirect.region import DEVICE_TYPE, region_of
 from pydirect.rows import as_row_gather, gather_rows
@@ -140,7 +140,7 @@ def _gives_cuda(gpu_affine: bool, on_cuda: bool, on_cpu: bool, subscript: bool) 
         written=Written.NOTHING,
         indexing=subscript,
     )
-    return place(facts).result is Result.CUDA
+    return rule_for(facts).result is Result.CUDA
 
 
 def _cpu_kind(operands: Iterable[torch.Tensor]) -> Cpu:
@@ -276,7 +276,7 @@ def _rule(
         written=_written_kind(written),
         indexing=op._schema.name.removeprefix("aten::") in _INDEXING,
     )
-    rule = place(facts)
+    rule = rule_for(facts)
     if rule.compute is Compute.REFUSE:
         devices = ", ".join(f"{t.device}{list(t.shape)}" for t in operands)
         raise PlacementError(

@@ -216,7 +216,7 @@ def mix_of(affinities: Iterable[Affinity]) -> Mix:
 
 
 @functools.cache
-def place(operands: Operands) -> Rule:
+def rule_for(operands: Operands) -> Rule:
     """The first row that fits; the table covers every call."""
     for rule in RULES:
         if rule.fits(operands):

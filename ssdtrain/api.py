@@ -31,7 +31,7 @@ from ssdtrain.engines.known import engine_of
 from ssdtrain.engines.patch import Patches, weakly
 from ssdtrain.engines.plain import Plain
 from ssdtrain.engines.recognition import device_of
-from ssdtrain.engines.watch import HELD, Watch
+from ssdtrain.engines.watch import HELD, IdleMonitor
 from ssdtrain.errors import ConfigError
 from ssdtrain.numerics import settle
 from ssdtrain.observe.planner import Planner
@@ -106,7 +106,7 @@ class Session:
     def plan(self) -> Plan | None:
         """The plan in force, with its prediction; None while there is none."""
         planner = self._planner
-        return self.cache.course.plan if planner is None else planner.plan
+        return self.cache.cursor.plan if planner is None else planner.plan
 
     def follow(self, plan: Plan | str, profile: Profile | None = None) -> None:
         """Follow a plan from the next step on.
@@ -124,7 +124,7 @@ class Session:
         found = read_plan(plan) if isinstance(plan, str) else plan
         if self._planner is None:
             self.cache.bypass = None  # `plan="keep-all"` may have had no hooks
-            self.cache.course.plan = found
+            self.cache.cursor.plan = found
         elif profile is None:
             self._planner.follow(found)
         else:
@@ -156,9 +156,8 @@ class Session:
 
     def _advice(self, steps: list[StepReport], explained: str) -> str:
         """What to do next, the most pressing first."""
-        watch = self._steps.watch
-        if watch is not None and watch.told:
-            return f"{watch.told}."
+        if self._steps.monitor.told:
+            return f"{self._steps.monitor.told}."
         if not self.is_settled:
             return "wait; the plan is still being made from the first steps."
         why = self.why_nothing_moves(steps[-1]) if steps else None
@@ -167,8 +166,8 @@ class Session:
         return explained.partition(NEXT)[2]
 
     def _explained(self) -> str:
-        last, watch = self.last_step, self._steps.watch
-        if watch is not None and watch.is_held:
+        last = self.last_step
+        if self._steps.monitor.is_held:
             return f"{HELD[0].upper()}{HELD[1:]}."
         if self.plan is None or self.profile is None:
             return explain_step(
@@ -256,10 +255,9 @@ class Session:
 
         Of several ranks each has its own answer, and those that are told of plans say
         yes before the one that searches: let one rank decide for all."""
-        watch = self._steps.watch
         if self._planner is None or self._planner.is_settled:
             return True
-        return watch is not None and watch.sees_nothing
+        return self._steps.monitor.sees_nothing
 
     @property
     def steps(self) -> list[StepReport]:
@@ -270,10 +268,9 @@ class Session:
     def can_capture(self) -> bool:
         """Whether a CUDA graph may be captured: what its plan is made of is observed.
         Earlier than `is_settled`, for a graph has a plan of its own."""
-        planner, watch = self._planner, self._steps.watch
-        if watch is not None and watch.sees_nothing:
+        if self._planner is None or self._steps.monitor.sees_nothing:
             return True
-        return planner is None or planner.may_capture()
+        return self._planner.may_capture()
 
     @property
     def graph_plan(self) -> Plan | None:
@@ -349,7 +346,7 @@ class Session:
                 self._planner.room.open_for(engine.modules)
             self._steps.on_start = self._planner.step_starts
         elif settings.plan not in [choice.value for choice in PlanChoice]:
-            self.cache.course.plan = read_plan(settings.plan)
+            self.cache.cursor.plan = read_plan(settings.plan)
 
     def close(self) -> None:
         """Restore everything that was patched, finish I/O, free memory and files.
@@ -445,15 +442,15 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
     cache.verifier = open_verifier(
         settings.verify, device.torch_device, modules, counters, settings.seed
     )
-    steps = Steps(cache, engine.progress(patches))
-    session = Session(cache, steps, patches, trace, settings=settings)
-    steps.watch = Watch(
+    monitor = IdleMonitor(
         [] if engine.moves_weights else modules,
         device.torch_device,
-        session.why_nothing_moves,
+        lambda step: session.why_nothing_moves(step),
         lambda: cache.ledger.num_steps > 0 or cache.ledger.step_is_open,
         patches,
     )
+    steps = Steps(cache, engine.progress(patches), monitor)
+    session = Session(cache, steps, patches, trace, settings=settings)
     try:
         _keep_buffers(cache, modules, patches)
         meshes.keep_parts(modules, cache.keep_storage_of)
@@ -469,7 +466,7 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
             modules[0],
             lambda: session.can_capture,
             lambda: None if planner is None else planner.captured_plan(),
-            hears_ends=graphs.attach(cache.captures, patches),
+            hears_ends=graphs.hear_captures(cache.captures, patches),
         )
         engine.attach(session.hints, patches, cache.keep_storage_of)
     except BaseException:
@@ -538,7 +535,7 @@ def _attach_regions(
                 f"{type(module).__name__}; name paths such as 'model.layers.*' (see "
                 "named_modules()) or classes."
             )
-        regions.attach(module, found, cache.regions, patches)
+        regions.wrap_regions(module, found, cache.regions, patches)
     # torch's hook would keep a session alive that nobody closed.
     hook = register_optimizer_step_pre_hook(weakly(cache.regions.before_step))
     patches.also(hook.remove)

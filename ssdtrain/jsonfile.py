@@ -174,13 +174,14 @@ def load_json(path: str | Path, what: str, remedy: str) -> Any:
     raise DamagedFileError(f"{path}: expected {what} as JSON, but {why}; {remedy}.")
 
 
-def load_as(kind: Any, path: str | Path, what: str, remedy: str = "remove it") -> Any:
+def load_as(kind: Any, path: str | Path, what: str) -> Any:
     """Parse a file without schema or version into values of type `kind`.
 
     Raises:
         DamagedFileError: see `load_json`, or the values are of another type.
         OSError: the file cannot be read.
     """
+    remedy = "remove it"
     try:
         return decode(kind, load_json(path, what, remedy))
     except Unfit as error:

@@ -16,9 +16,9 @@ from ssdtrain.curves import Curve
 STARTUP_S = 1e-5
 """What one transfer costs besides its bytes, where no curve was fitted."""
 WINDOW_BYTES = 256 * 1024 * 1024
-"""A `Meter` takes a new reading from at least this many bytes."""
+"""A `RateMeter` takes a new reading from at least this many bytes."""
 FIRST_GUESS = 1.0
-"""GB/s of a `Meter` before its first reading."""
+"""GB/s of a `RateMeter` before its first reading."""
 FLOOR = 0.05
 """No reading falls below this share of the one before: a link that gets too little to
 be measured would never come back."""
@@ -106,7 +106,7 @@ def straight(bytes_per_second: float) -> Curve:
     return Curve.straight(STARTUP_S, max(bytes_per_second, 1.0))
 
 
-class Meter:
+class RateMeter:
     """The rate of one direction while at least one transfer of it is under way."""
 
     def __init__(self) -> None:

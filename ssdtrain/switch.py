@@ -39,7 +39,7 @@ def asked() -> OffloadConfig | None:
         ConfigError: it holds no setting; the text says what came and what to set.
     """
     value = text()
-    return None if value is None else parse(value)
+    return None if value is None else parse_settings(value)
 
 
 def is_active() -> bool:
@@ -47,7 +47,7 @@ def is_active() -> bool:
     return AUTOLOAD in sys.modules
 
 
-def parse(value: str) -> OffloadConfig:
+def parse_settings(value: str) -> OffloadConfig:
     """Settings from the text of SSDTRAIN.
 
     Raises:

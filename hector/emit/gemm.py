@@ -13,7 +13,7 @@ gathered rows of a wide product came from memory once for each part of the colum
 from dataclasses import dataclass
 
 from hector.emit.source import ArgKind, Source, pow2
-from hector.ir.kernels import Gemm, GemmSchedule, Outer, OuterSchedule, Rows
+from hector.ir.kernels import Gemm, GemmRows, GemmSchedule, Outer, OuterSchedule
 from hector.ir.types import Domain, Index
 
 MIN_DOT = 16
@@ -63,7 +63,7 @@ class Emitted:
 class _Operand:
     """Loads blocks of an operand's rows: gather and per-row scalar on the fly."""
 
-    def __init__(self, src: Source, rows: Rows, domain: Domain) -> None:
+    def __init__(self, src: Source, rows: GemmRows, domain: Domain) -> None:
         self.src, self.rows, self.domain = src, rows, domain
 
     def row_ids(self, gather: Index | None, ok: str) -> str:
@@ -225,7 +225,7 @@ def emit_outer(
 
 
 def _block(
-    src: Source, rows: Rows, domain: Domain, columns: tuple[str, int, int, bool]
+    src: Source, rows: GemmRows, domain: Domain, columns: tuple[str, int, int, bool]
 ) -> str:
     """A [rows, columns] block of an operand, scaled."""
     var, width, heads, ragged = columns

@@ -23,7 +23,7 @@ from hector.emit.gemm import (
 from hector.emit.parameters import emit_parameters, parameter_sums
 from hector.emit.source import HEADER
 from hector.emit.sums import Sum, emit_sums
-from hector.emit.traversal import Groups, emit_traversal
+from hector.emit.traversal import SegmentGroups, emit_traversal
 from hector.ir.kernels import (
     Gemm,
     GemmSchedule,
@@ -71,7 +71,7 @@ class Generated:
             yield e, getattr(module, e.source.name.replace(_UNNAMED, self.name))
 
 
-def generate(
+def generate_module(
     kernel: Kernel,
     schedule: Schedule | None,
     precision: DotPrecision,
@@ -88,7 +88,7 @@ def generate(
 
 
 def generate_sums(sums: Sequence[Sum]) -> Generated:
-    """The module that adds what `generate` left."""
+    """The module that adds what `generate_module` left."""
     return _named("sums", [emit_sums(sums, _UNNAMED)], ())
 
 
@@ -147,8 +147,8 @@ def emit_split(k: Traversal, name: str, schedule: TraversalSchedule) -> list[Emi
     mapping = SegmentMapping.LANE if lanes else SegmentMapping.PROGRAM
     light = replace(schedule, mapping=mapping, heavy_first=True)
     return [
-        emit_traversal(k, f"{name}_heavy", heavy, Groups.HEAVY),
-        emit_traversal(k, f"{name}_light", light, Groups.LIGHT),
+        emit_traversal(k, f"{name}_heavy", heavy, SegmentGroups.HEAVY),
+        emit_traversal(k, f"{name}_light", light, SegmentGroups.LIGHT),
     ]
 
 

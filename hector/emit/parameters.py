@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hector.emit.gemm import Emitted
-from hector.emit.source import ArgKind, Source, number, pow2
+from hector.emit.source import ArgKind, Source, literal, pow2
 from hector.emit.sums import Sum
 from hector.emit.tiles import BINARY_TEXT, UNARY_TEXT
 from hector.ir.kernels import Parameters
@@ -161,7 +161,7 @@ class _Values:
     def value(self, node: Node, place: _Place, mask: str) -> str:
         """`node` at `place`, whose axes may be those of a larger value."""
         if node.op is Op.CONST:
-            return number(node.number("value"))
+            return literal(node.number("value"))
         axes = zip(place.axes, node.shape, strict=True)
         place = _Place(
             "0" if node.domain is Domain.GLOBAL else place.row,

@@ -71,7 +71,7 @@ def has_heads(members: tuple[Node, ...]) -> bool:
 JOINS = (Op.SUM_WIDTH, Op.SUM_HEADS, Op.RESHAPE, Op.SLICE, Op.CONCAT)
 
 
-def apart(k: Traversal) -> int | None:
+def separable_width(k: Traversal) -> int | None:
     """The one width of the wide rows of a walk whose columns do not meet, else None."""
     if k.loop.group is None or len(phases_of(k)) > 1 or has_heads(k.members):
         return None

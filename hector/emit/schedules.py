@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from hector.emit.gemm import EXACT, DotPrecision
-from hector.emit.phases import apart, phases_of
+from hector.emit.phases import phases_of, separable_width
 from hector.emit.source import pow2
 from hector.ir.kernels import (
     ALL_COLUMNS,
@@ -181,7 +181,7 @@ def _walks_types(k: Traversal) -> bool:
 def _columns(k: Traversal, arrays: Sizes) -> int:
     """All columns, unless parts of the gathered rows fit into the cache where whole
     rows do not, and each is gathered often; see [Note: columns apart]."""
-    width = apart(k)
+    width = separable_width(k)
     if width is None or k.loop.group is None:
         return ALL_COLUMNS
     found = (
@@ -221,7 +221,7 @@ def _walk(
         many = mean <= SMALL_GROUP and groups >= MANY_GROUPS
         if many or longest > LONG_WALK * block:
             mapping = SegmentMapping.SPLIT
-            if not many and mean >= LARGE_GROUP and apart(k) is not None:
+            if not many and mean >= LARGE_GROUP and separable_width(k) is not None:
                 return _two_steps(width)
     if mapping not in (None, SegmentMapping.PROGRAM):
         return _shared(width, mapping, mean)
@@ -335,7 +335,7 @@ def _with_columns(
     k: Traversal, first: TraversalSchedule
 ) -> Iterator[TraversalSchedule]:
     """Candidates with all columns at once, and in parts where that can be."""
-    width = apart(k) or 0
+    width = separable_width(k) or 0
     for made in _traversal_candidates(k, first):
         for columns in (ALL_COLUMNS, 32, 64):
             if columns == ALL_COLUMNS or columns < width:

@@ -32,7 +32,7 @@ class ArgKind(Enum):
     """A number of rows or groups."""
 
 
-def number(value: float) -> str:
+def literal(value: float) -> str:
     """Return the text of a constant; infinities and NaN have no literal."""
     return repr(value) if math.isfinite(value) else f'float("{value}")'
 

@@ -39,7 +39,7 @@ BINARY_TEXT: dict[Op, str] = {
 
 
 @dataclass
-class Tiles:
+class TileShapes:
     """Shapes, offsets and masks of [rows, heads, width] tiles.
 
     Sides are padded to powers of two, as Triton wants them. Without heads the middle

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hector.emit.gemm import Emitted
-from hector.emit.phases import apart, has_heads, is_sum, phases_of
-from hector.emit.source import ArgKind, Source, number
-from hector.emit.tiles import BINARY_TEXT, UNARY_TEXT, Tiles, is_narrow
+from hector.emit.phases import has_heads, is_sum, phases_of, separable_width
+from hector.emit.source import ArgKind, Source, literal
+from hector.emit.tiles import BINARY_TEXT, UNARY_TEXT, TileShapes, is_narrow
 from hector.ir.kernels import SegmentMapping, Traversal, TraversalSchedule
 from hector.ir.node import Node, Op, stored
 from hector.ir.types import COMPOSE, TARGET, TYPE_DOMAINS, Domain, Index
@@ -45,7 +45,7 @@ class _Scope:
     cursors: dict[tuple[str, Index], _Cursor] = field(default_factory=dict)
 
 
-class Groups(Enum):
+class SegmentGroups(Enum):
     """Which groups one launch takes; see `SegmentMapping.is_split`."""
 
     ALL = "all"
@@ -54,7 +54,10 @@ class Groups(Enum):
 
 
 def emit_traversal(
-    k: Traversal, name: str, schedule: TraversalSchedule, groups: Groups = Groups.ALL
+    k: Traversal,
+    name: str,
+    schedule: TraversalSchedule,
+    groups: SegmentGroups = SegmentGroups.ALL,
 ) -> Emitted:
     """The kernel text of a traversal instance, for one launch over `groups`."""
     return _Traversal(k, name, schedule, groups).build()
@@ -62,7 +65,11 @@ def emit_traversal(
 
 class _Traversal:
     def __init__(
-        self, k: Traversal, name: str, schedule: TraversalSchedule, groups: Groups
+        self,
+        k: Traversal,
+        name: str,
+        schedule: TraversalSchedule,
+        groups: SegmentGroups,
     ) -> None:
         self.k, self.schedule, self.groups = k, schedule, groups
         self.src = Source(name)
@@ -73,13 +80,13 @@ class _Traversal:
         self.into_types = self.group_domain in TYPE_DOMAINS
         walked = self.group is not None and not self.into_types
         self.lanes = walked and schedule.mapping is SegmentMapping.LANE
-        width, self.parts = apart(k), 1
+        width, self.parts = separable_width(k), 1
         columns = schedule.block_columns
         if walked and width is not None and columns < width:
             self.parts = -(-width // columns)
-            self.tiles = Tiles(heads=False, columns=columns)
+            self.tiles = TileShapes(heads=False, columns=columns)
         else:
-            self.tiles = Tiles(heads=has_heads(k.members))
+            self.tiles = TileShapes(heads=has_heads(k.members))
         self.registers: dict[Node, str] = {}
         self.kept: set[Node] = set()
         """Rows stored in an earlier phase: see [Note: phases]."""
@@ -114,22 +121,22 @@ class _Traversal:
         if self.group is None or self.lanes:
             count = src.arg(ArgKind.COUNT, self.group_domain, "count")
             seg = f"tl.program_id(0) * {block} + tl.arange(0, {block})"
-            if self.groups is Groups.LIGHT:
+            if self.groups is SegmentGroups.LIGHT:
                 seg += f" + {src.arg(ArgKind.COUNT, self._heavy, 'heavy')}"
             src.emit(f"seg = {seg}")
             src.emit(f"seg_ok = seg < {count}")
             self.seg_mask: str | None = "seg_ok"
             grid = (("rows", self.group_domain, block), self.parts, 1)
-            if self.groups is Groups.LIGHT:
+            if self.groups is SegmentGroups.LIGHT:
                 light = ("light", self.group_domain, block, *self._heavy)
                 grid = (light, self.parts, 1)
         else:
             first = "tl.program_id(0)"
             self.seg_mask = None
             grid = (("rows", self.group_domain, 1), self.parts, 1)
-            if self.groups is Groups.HEAVY:
+            if self.groups is SegmentGroups.HEAVY:
                 grid = (("heavy", *self._heavy), self.parts, 1)
-            if self.groups is Groups.LIGHT:
+            if self.groups is SegmentGroups.LIGHT:
                 first += f" + {src.arg(ArgKind.COUNT, self._heavy, 'heavy')}"
                 light = ("light", self.group_domain, 1, *self._heavy)
                 grid = (light, self.parts, 1)
@@ -275,7 +282,7 @@ class _Traversal:
             self.reads_kept = True
             return self._load(node, cursor, node.shape, 0)
         if node.op is Op.CONST:
-            return _Value(number(node.number("value")), 0)
+            return _Value(literal(node.number("value")), 0)
         if node.op is Op.READ and node not in self.k.loads:
             return self.value(node.inputs[0], self._follow(cursor, node.index))
         if self._in_memory(node):

@@ -17,7 +17,7 @@ from hector.frontend.values import (
 )
 from hector.ir.node import Node, Op
 from hector.ir.types import ROW_DOMAINS, Domain, Index
-from hector.passes.canonicalize import edge_softmax as softmax_nodes
+from hector.passes.canonicalize import softmax_of_edges as softmax_nodes
 from hector.passes.rewrite import retype
 
 Number = int | float

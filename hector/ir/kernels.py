@@ -15,7 +15,7 @@ from hector.ir.types import Domain, Index
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class GemmRows:
     """A GEMM operand, row i: scale[..] * value[gather(i)]; see `passes.lower`."""
 
     value: Node
@@ -42,7 +42,7 @@ class Gemm:
     """out[i] = rows(i) @ weight[type(i)], head by head."""
 
     out: Node
-    rows: Rows
+    rows: GemmRows
     weight: Node
     type_index: Index
     transpose: bool
@@ -73,8 +73,8 @@ class Outer:
     """out[t] = sum over rows i of type t of left(i) (outer) right(i)."""
 
     out: Node
-    left: Rows
-    right: Rows
+    left: GemmRows
+    right: GemmRows
     domain: Domain
     """Domain of the rows that are summed over."""
     type_index: Index

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 
-class Features(Mapping[str, Any]):
+class FeatureView(Mapping[str, Any]):
     """Map feature names to rows, gathered when they are asked for."""
 
     def __init__(self, get: Callable[[str], Any], names: Collection[str]) -> None:
@@ -31,7 +31,7 @@ class EdgeBatch:
 
     def __init__(
         self,
-        features: tuple[Features, Features, Features],
+        features: tuple[FeatureView, FeatureView, FeatureView],
         ends: Callable[[], tuple[Tensor, Tensor, Tensor]],
         softmax: Callable[[Any], Any],
     ) -> None:
@@ -57,7 +57,7 @@ class NodeBatch:
 
     def __init__(
         self,
-        data: Features,
+        data: FeatureView,
         mailbox: Mapping[str, Any],
         ids: Callable[[], Tensor],
     ) -> None:

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from hector.message.frame import ids_of
 from hector.message.graph import EID, NID, Graph
-from hector.message.hetero import EdgeType, HeteroGraph, as_hetero
+from hector.message.hetero import HeteroGraph, as_hetero
 from hector.message.relation import Relation
+from hector.message.typed import EdgeType
 from hector.tracing import untraced
 
 Nodes = Mapping[str, Any] | Any

@@ -23,7 +23,8 @@ from hector.message.blocks import (
     nodes_by_type,
 )
 from hector.message.graph import EID, NID, Graph
-from hector.message.hetero import EdgeType, HeteroGraph, as_hetero
+from hector.message.hetero import HeteroGraph, as_hetero
+from hector.message.typed import EdgeType
 from hector.tracing import untraced
 
 Fanout = int | Mapping[Any, int]

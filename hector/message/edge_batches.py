@@ -9,8 +9,9 @@ from torch import Tensor
 from hector.message.blocks import edges_by_type
 from hector.message.dataloading import BlockSampler
 from hector.message.graph import EID, NID, Graph
-from hector.message.hetero import EdgeType, HeteroGraph, as_hetero
+from hector.message.hetero import HeteroGraph, as_hetero
 from hector.message.transforms import compact_graphs
+from hector.message.typed import EdgeType
 from hector.tracing import untraced
 
 AnyGraph = Graph | HeteroGraph

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hector.indexing import check_range, integers, tensor_of
 from hector.kept import lasting
-from hector.message.batches import Features
+from hector.message.batches import FeatureView
 from hector.message.edges import Edges
 
 MASK = "_mask"
@@ -171,9 +171,9 @@ class Frame(MutableMapping[str, Tensor]):
         made.update(_longer(self, num_rows))
         return made
 
-    def rows_at(self, ids: Tensor | None) -> Features:
+    def rows_at(self, ids: Tensor | None) -> FeatureView:
         """Return what a user's function reads: rows `ids`, or all."""
-        return Features(lambda n: self[n] if ids is None else self[n][ids], self)
+        return FeatureView(lambda n: self[n] if ids is None else self[n][ids], self)
 
     def write(self, name: str, ids: Tensor, value: Tensor) -> None:
         """Set a new column with changed rows; a new feature is zero elsewhere."""

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hector.initialization import glorot
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch, NodeBatch
 from hector.message.direct import NO_ROWS, Passing, neighbours
 from hector.message.graph import Graph
 from hector.message.sums import RowSums, sum_rows, sums
-from hector.nn.common import glorot
-from hector.precision import entering, is_product, linear, wide
+from hector.precision import entering, is_product, wide, wide_linear
 from hector.tracing import untraced
 
 
@@ -73,7 +73,7 @@ class GraphConv(nn.Module):
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
         bias = self.bias
         x, dtype = entering(x, bias)
-        rows = linear(self.lin, x)
+        rows = wide_linear(self.lin, x)
         near = sum_rows(g, rows, _looped(rows.dtype)) if x.is_cpu else None
         if near is not None:
             return (near + wide(bias)).to(dtype)
@@ -156,7 +156,7 @@ class GINConv(nn.Module):
             rows = near + x * (wide(eps) + 1)
         else:
             rows = _isomorphic(g, {"h": x}, NO_ROWS, wide(eps))
-        return linear(self.net, rows.to(dtype))
+        return wide_linear(self.net, rows.to(dtype))
 
 
 @fn.pure
@@ -280,8 +280,8 @@ class GatedGCNConv(nn.Module):
         e, edge_dtype = entering(e, self.own)
         with g.local_scope():
             for name in ("own", "near", "src", "dst"):
-                g.ndata[name] = linear(getattr(self, name), x)
-            g.edata["e"] = linear(self.edge, e)
+                g.ndata[name] = wide_linear(getattr(self, name), x)
+            g.edata["e"] = wide_linear(self.edge, e)
             g.apply_edges(_next_edges())
             if not g.num_edges():  # then nothing is reduced
                 g.ndata["near"] = torch.zeros_like(g.ndata["near"])
@@ -314,7 +314,7 @@ class GMMConv(nn.Module):
         dim]."""
         x, dtype = entering(x, self.bias)
         with g.local_scope():
-            g.ndata["h"] = linear(self.lin, x).unflatten(1, (len(self.mu), -1))
+            g.ndata["h"] = wide_linear(self.lin, x).unflatten(1, (len(self.mu), -1))
             g.edata["p"] = entering(pseudo, self.bias)[0]
 
             g.update_all(_weighted(self.mu, self.inv_sigma), fn.sum("m", "out"))

@@ -1,7 +1,7 @@
 """Graphs that are made of typed graphs: parts of them, and changes by rebuilding."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,14 +10,12 @@ from hector.indexing import count
 from hector.message.frame import EdgeFrame, Frame, ends_of, ids_of
 from hector.message.graph import EID, NID, looped
 from hector.message.relation import Relation
+from hector.message.typed import EdgeType, Typed, TypedGraph
 from hector.tracing import untraced
-
-if TYPE_CHECKING:
-    from hector.message.hetero import EdgeType, HeteroGraph
 
 
 @untraced
-def to(graph: "HeteroGraph", device: torch.device | str) -> "HeteroGraph":
+def to(graph: Typed, device: torch.device | str) -> Typed:
     """Return the graph and its features on `device`."""
     where = torch.device(device)
     edges, edata = {}, {}
@@ -42,9 +40,7 @@ def _sent(frame: Frame, device: torch.device) -> Frame:
 
 
 @untraced
-def reverse(
-    graph: "HeteroGraph", copy_ndata: bool = True, copy_edata: bool = False
-) -> "HeteroGraph":
+def reverse(graph: Typed, copy_ndata: bool = True, copy_edata: bool = False) -> Typed:
     """Return the graph whose edges lead back: those of (a, r, b) are of
     (b, r, a)."""
     _whole(graph, "reverse")
@@ -61,7 +57,7 @@ def reverse(
 
 
 @untraced
-def subgraph(graph: "HeteroGraph", nodes: Mapping[str, Any]) -> "HeteroGraph":
+def subgraph(graph: Typed, nodes: Mapping[str, Any]) -> Typed:
     """Return the graph of `nodes`, ids or masks by type, and the edges between
     them; types that are not named have no nodes. `nodes[type].data[NID]` and
     `edges[type].data[EID]` hold ids in this graph."""
@@ -88,9 +84,7 @@ def subgraph(graph: "HeteroGraph", nodes: Mapping[str, Any]) -> "HeteroGraph":
     return made
 
 
-def _with_edges(
-    graph: "HeteroGraph", chosen: Mapping["EdgeType", Tensor]
-) -> "HeteroGraph":
+def _with_edges(graph: Typed, chosen: Mapping[EdgeType, Tensor]) -> Typed:
     """Return the graph of all nodes and some edges by type."""
     edges, edata = {}, {}
     for kind, r in _relations(graph):
@@ -100,9 +94,7 @@ def _with_edges(
 
 
 @untraced
-def edge_subgraph(
-    graph: "HeteroGraph", edges: Any, relabel_nodes: bool = True
-) -> "HeteroGraph":
+def edge_subgraph(graph: Typed, edges: Any, relabel_nodes: bool = True) -> Typed:
     """Return the graph of `edges`, ids or masks by type (none of a type that is not
     named), and of their ends; of all nodes without `relabel_nodes`.
     `edges[type].data[EID]`, and `nodes[type].data[NID]` if nodes are others, hold ids
@@ -119,7 +111,7 @@ def edge_subgraph(
     return made
 
 
-def _ends_alone(graph: "HeteroGraph") -> "HeteroGraph":
+def _ends_alone(graph: Typed) -> Typed:
     """Return the graph without nodes that no edge joins; the others' ids are `NID`."""
     kept, place, frames = {}, {}, {}
     for n, frame in _frames(graph).items():
@@ -141,7 +133,7 @@ def _ends_alone(graph: "HeteroGraph") -> "HeteroGraph":
 
 
 @untraced
-def edge_type_subgraph(graph: "HeteroGraph", etypes: Sequence[Any]) -> "HeteroGraph":
+def edge_type_subgraph(graph: Typed, etypes: Sequence[Any]) -> Typed:
     """Return the graph of the edges of some types, and of the node types at their
     ends."""
     _whole(graph, "edge_type_subgraph")
@@ -153,7 +145,7 @@ def edge_type_subgraph(graph: "HeteroGraph", etypes: Sequence[Any]) -> "HeteroGr
 
 
 @untraced
-def node_type_subgraph(graph: "HeteroGraph", ntypes: Sequence[str]) -> "HeteroGraph":
+def node_type_subgraph(graph: Typed, ntypes: Sequence[str]) -> Typed:
     """Return the graph of some types of nodes, and of the edges between them."""
     _whole(graph, "node_type_subgraph")
     frames = {n: graph.frame_of(n) for n in ntypes}
@@ -165,7 +157,7 @@ def node_type_subgraph(graph: "HeteroGraph", ntypes: Sequence[str]) -> "HeteroGr
 
 @untraced
 def add_edges(
-    graph: "HeteroGraph",
+    graph: TypedGraph,
     u: Any,
     v: Any,
     data: Mapping[str, Tensor] | None = None,
@@ -177,7 +169,7 @@ def add_edges(
     kind = graph.to_canonical_etype(etype)
     more = ends_of(u, v, graph.device)
     for name, ids in zip((kind[0], kind[2]), more, strict=True):
-        graph.add_nodes(max(0, count(ids) - graph.num_nodes(name)), ntype=name)
+        add_nodes(graph, max(0, count(ids) - graph.num_nodes(name)), ntype=name)
     edges = {k: r.edges() for k, r in _relations(graph)}
     edata = {k: r.edata for k, r in _relations(graph)}
     ends = zip(edges[kind], more, strict=True)
@@ -189,7 +181,7 @@ def add_edges(
 
 
 @untraced
-def remove_edges(graph: "HeteroGraph", eids: Any, etype: Any = None) -> None:
+def remove_edges(graph: TypedGraph, eids: Any, etype: Any = None) -> None:
     """Remove edges of a type by ids or a mask; later ids become smaller."""
     _whole(graph, "remove_edges")
     kind = graph.to_canonical_etype(etype)
@@ -203,7 +195,7 @@ def remove_edges(graph: "HeteroGraph", eids: Any, etype: Any = None) -> None:
 
 @untraced
 def add_nodes(
-    graph: "HeteroGraph",
+    graph: TypedGraph,
     num: int,
     data: Mapping[str, Tensor] | None = None,
     ntype: str | None = None,
@@ -226,7 +218,7 @@ def add_nodes(
 
 
 @untraced
-def remove_nodes(graph: "HeteroGraph", nids: Any, ntype: str | None = None) -> None:
+def remove_nodes(graph: TypedGraph, nids: Any, ntype: str | None = None) -> None:
     """Remove nodes of a type by ids or a mask, and their edges."""
     old = graph.frame_of(ntype)
     gone = ids_of("nids", nids, old.num_rows, graph.device)
@@ -237,7 +229,7 @@ def remove_nodes(graph: "HeteroGraph", nids: Any, ntype: str | None = None) -> N
     for n, f in _frames(graph).items():
         if f is old:
             kept[n][gone] = False
-    made = graph.subgraph(kept)
+    made = subgraph(graph, kept)
     for frame in _frames(made).values():
         del frame[NID]
     for _, r in _relations(made):
@@ -246,17 +238,17 @@ def remove_nodes(graph: "HeteroGraph", nids: Any, ntype: str | None = None) -> N
 
 
 def add_self_loop(
-    graph: "HeteroGraph",
+    graph: Typed,
     edge_feat_names: Any = None,
     fill_data: float | str = 1.0,
     etype: Any = None,
-) -> "HeteroGraph":
+) -> Typed:
     """Return the graph with an edge of a type, which leads between nodes of one
     type, from each node to itself; features as in `Graph.add_self_loop`."""
     kind = _loop_type(graph, etype)
     made = graph.local_var()
     ids = graph.nodes(kind[0])
-    made.add_edges(ids, ids, etype=kind)
+    add_edges(made, ids, ids, etype=kind)
     r = graph[kind]
     made[kind].edata.update(
         looped(r.edata, r.edges()[1], ids.numel(), edge_feat_names, fill_data)
@@ -264,16 +256,16 @@ def add_self_loop(
     return made
 
 
-def remove_self_loop(graph: "HeteroGraph", etype: Any = None) -> "HeteroGraph":
+def remove_self_loop(graph: Typed, etype: Any = None) -> Typed:
     """Return the graph without edges of a type from a node to itself."""
     kind = _loop_type(graph, etype)
     made = graph.local_var()
     src, dst = graph[kind].edges()
-    made.remove_edges(src == dst, kind)
+    remove_edges(made, src == dst, kind)
     return made
 
 
-def _loop_type(graph: "HeteroGraph", etype: Any) -> "EdgeType":
+def _loop_type(graph: TypedGraph, etype: Any) -> EdgeType:
     kind = graph.to_canonical_etype(etype)
     if kind[0] != kind[2]:
         raise ValueError(f"expected an edge type between nodes of one type, got {kind}")
@@ -287,7 +279,7 @@ def _write(frame: Frame, before: int, data: Mapping[str, Tensor] | None) -> None
         frame.write(name, ids, rows)
 
 
-def _by_type(graph: "HeteroGraph", nodes: Any) -> Mapping[str, Any]:
+def _by_type(graph: TypedGraph, nodes: Any) -> Mapping[str, Any]:
     if isinstance(nodes, Mapping):
         for n in nodes:
             graph.frame_of(n)
@@ -297,25 +289,25 @@ def _by_type(graph: "HeteroGraph", nodes: Any) -> Mapping[str, Any]:
     return {graph.ntypes[0]: nodes}
 
 
-def _relations(graph: "HeteroGraph") -> list[tuple["EdgeType", Relation]]:
+def _relations(graph: TypedGraph) -> list[tuple[EdgeType, Relation]]:
     return [(k, graph[k]) for k in graph.canonical_etypes]
 
 
-def _frames(graph: "HeteroGraph") -> dict[str, Frame]:
+def _frames(graph: TypedGraph) -> dict[str, Frame]:
     return {n: graph.frame_of(n, 0) for n in graph.ntypes}
 
 
 def _made(
-    graph: "HeteroGraph",
-    edges: Mapping["EdgeType", tuple[Tensor, Tensor]],
+    graph: Typed,
+    edges: Mapping[EdgeType, tuple[Tensor, Tensor]],
     frames: Mapping[str, Frame],
-    edata: Mapping["EdgeType", EdgeFrame],
-) -> "HeteroGraph":
+    edata: Mapping[EdgeType, EdgeFrame],
+) -> Typed:
     """Return a graph of the same programs."""
     return graph.made_of(edges, frames, edata, graph.programs)
 
 
-def _whole(graph: "HeteroGraph", what: str) -> None:
+def _whole(graph: TypedGraph, what: str) -> None:
     if graph.is_block:
         raise ValueError(f"expected a graph for {what}, got a block")
 

@@ -33,7 +33,7 @@ from hector.graph import HeteroGraph
 from hector.indexing import integers
 from hector.ir.node import Op
 from hector.ir.types import Domain
-from hector.message.batches import EdgeBatch, Features, NodeBatch
+from hector.message.batches import EdgeBatch, FeatureView, NodeBatch
 from hector.message.eager import (
     Bucket,
     checked,
@@ -810,7 +810,7 @@ class Relation:
             found, dtype = self._builtin_messages(message)
             return {message.out: found.to(dtype)}
         src, dst, data = (
-            Features(partial(self._side, side), self._frame(side))
+            FeatureView(partial(self._side, side), self._frame(side))
             for side in (Side.SOURCE, Side.DESTINATION, Side.EDGE)
         )
         batch = EdgeBatch((src, dst, data), self._ends, self.edge_softmax)
@@ -926,7 +926,7 @@ class Relation:
             return data[name] if name in data else self.dstdata[name]
 
         names = {**dict.fromkeys(data), **dict.fromkeys(self.dstdata)}
-        batch = NodeBatch(Features(get, names), {}, self._node_ids)
+        batch = NodeBatch(FeatureView(get, names), {}, self._node_ids)
         return checked(func(batch), self.num_dst_nodes(), "function")
 
     def _node_ids(self) -> Tensor:
@@ -1168,7 +1168,7 @@ def formed(form: str, u: Tensor, v: Tensor, ids: Tensor) -> Any:
 def _call_edges(t: Trace, func: Callable[[EdgeBatch], Any]) -> dict[str, Rows]:
     """Call a message function on traced `Rows`."""
     src, dst, data = (
-        Features(partial(t.feature, side), t.names(side))
+        FeatureView(partial(t.feature, side), t.names(side))
         for side in (Side.SOURCE, Side.DESTINATION, Side.EDGE)
     )
     return _rows(func(EdgeBatch((src, dst, data), _no_ids, softmax_rows)))
@@ -1186,7 +1186,7 @@ def _call_nodes(
         return results[name] if name in results else t.node_feature(name)
 
     names = {**dict.fromkeys(results), **dict.fromkeys(t.names(Side.DESTINATION))}
-    made = _rows(func(NodeBatch(Features(get, names), mailbox, _no_ids)))
+    made = _rows(func(NodeBatch(FeatureView(get, names), mailbox, _no_ids)))
     if any(r.sym.node.domain is not Domain.NODE for r in made.values()):
         raise UntraceableError("a result with a row a message")
     return made

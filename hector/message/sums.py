@@ -20,7 +20,7 @@ from hector.message.functions import (
 )
 from hector.message.programs import SHARED
 from hector.runtime.again import alive, in_transform, plain_apply
-from hector.runtime.bags import Bags, Edges
+from hector.runtime.bags import Bags, EdgeRows
 from hector.runtime.executable import graph_arrays
 
 PLAIN = (torch.float32, torch.float64)
@@ -40,7 +40,7 @@ class RowSums(NamedTuple):
     @classmethod
     def of(cls, structure: HeteroGraph) -> "RowSums":
         """Return the sums over edges."""
-        edges = Edges(graph_arrays(structure), Domain.EDGE)
+        edges = EdgeRows(graph_arrays(structure), Domain.EDGE)
         to, fro = (Index.DST, Index.SRC), (Index.SRC, Index.DST)
         return cls(edges.bags(*to, 1), edges.bags(*fro, 1))
 

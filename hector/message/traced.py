@@ -29,7 +29,7 @@ from hector.message.functions import (
     Reducer,
     Side,
 )
-from hector.passes.canonicalize import edge_softmax
+from hector.passes.canonicalize import softmax_of_edges
 
 
 class UntraceableError(Exception):
@@ -383,7 +383,7 @@ def _softmax(x: Rows, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) 
 
 def softmax_rows(x: Rows) -> Rows:
     """Return the softmax of edge rows over the edges with the same destination."""
-    node = edge_softmax(x.trace.builder, x.sym.node, Index.DST)
+    node = softmax_of_edges(x.trace.builder, x.sym.node, Index.DST)
     return _with(x, Sym(node, x.sym.rank))
 
 
@@ -550,7 +550,7 @@ def reduce_node(
             none = b.binary(Op.EQ, var, b.const(0.0, Domain.NODE))
             return b.sub(b.unary(Op.SQRT, b.add(var, none)), none)
         case Reducer.SOFTMAX:
-            weight = edge_softmax(b, b.mul(x, b.const(temperature)), Index.DST)
+            weight = softmax_of_edges(b, b.mul(x, b.const(temperature)), Index.DST)
             return b.agg(b.mul(weight, x), Index.DST)
     raise UntraceableError(f"{reducer.value} is no sum of messages")
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from hector.message.frame import ids_of
 from hector.message.graph import EID, NID, Graph
-from hector.message.hetero import EdgeType, HeteroGraph
+from hector.message.hetero import HeteroGraph
+from hector.message.typed import EdgeType
 from hector.tracing import untraced
 
 NTYPE = ETYPE = "_TYPE"

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from hector.indexing import offsets, segment_ptr
 from hector.message.graph import Graph
-from hector.precision import HALF, entering, linear, wide
+from hector.precision import HALF, entering, wide, wide_linear
 from hector.tracing import untraced
 
 
@@ -201,7 +201,7 @@ class TreeLSTM(nn.Module):
             )
         levels = g.derived(Levels)
         x, dtype = entering(x, self.hidden)
-        gates = linear(self.lin, x[levels.order])
+        gates = wide_linear(self.lin, x[levels.order])
         if gates.dtype in HALF:  # under autocast
             dtype = gates.dtype
         # Gates may be narrower than the parameter, and are then computed wide on a CPU.

@@ -1,6 +1,5 @@
 """What the layers share: graphs from PyG's arguments, initialization, settings."""
 
-import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -161,19 +160,6 @@ class CompiledConv(nn.Module):
         return HeteroGraph.from_pyg(
             ends, values, num_nodes=num_nodes, num_relations=num_relations
         )
-
-
-def glorot(t: Tensor | None) -> None:
-    """PyG's initialization: uniform within sqrt(6 / (fan in + fan out))."""
-    if t is not None:
-        bound = math.sqrt(6.0 / (t.size(-2) + t.size(-1)))
-        nn.init.uniform_(t, -bound, bound)
-
-
-def kaiming_uniform(t: Tensor, fan: int) -> None:
-    """PyG's default for typed linear layers: within 1 / sqrt(fan)."""
-    bound = 1.0 / math.sqrt(fan) if fan > 0 else 0.0
-    nn.init.uniform_(t, -bound, bound)
 
 
 def combine_bases(coefficients: Tensor, bases: Tensor) -> Tensor:

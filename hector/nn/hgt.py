@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from hector.graph import HeteroGraph
 from hector.indexing import endpoints, is_adjacency
-from hector.nn.common import CompiledConv, empty, kaiming_uniform
+from hector.initialization import kaiming_uniform
+from hector.nn.common import CompiledConv, empty
 from hector.nn.layers import hgt, hgt_attention
 from hector.precision import entering, is_altered, wide
 from hector.tracing import untraced

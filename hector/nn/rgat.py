@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from hector.graph import HeteroGraph
 from hector.indexing import adjacency, is_adjacency
-from hector.nn.common import CompiledConv, combine_bases, empty, glorot
+from hector.initialization import glorot
+from hector.nn.common import CompiledConv, combine_bases, empty
 from hector.nn.layers import rgat, rgat_outputs
 from hector.precision import entering, wide
 from hector.tracing import untraced

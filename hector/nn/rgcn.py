@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hector.graph import HeteroGraph
-from hector.nn.common import CompiledConv, combine_bases, empty, glorot
+from hector.initialization import glorot
+from hector.nn.common import CompiledConv, combine_bases, empty
 from hector.nn.layers import edge_sum, rgcn, rgcn_blocks
 from hector.nn.reduce import (
     RelationGroups,

@@ -350,10 +350,10 @@ def stable_softmax(b: Builder, n: Node) -> Node | None:
         peak = s.inputs[1].inputs[0]
         if peak.op is Op.DETACH:
             return None
-    return edge_softmax(b, s, total.index)
+    return softmax_of_edges(b, s, total.index)
 
 
-def edge_softmax(b: Builder, s: Node, index: Index) -> Node:
+def softmax_of_edges(b: Builder, s: Node, index: Index) -> Node:
     """Softmax of `s` over the rows that share `index`, shifted by the maximum.
 
     The shift cancels, so no gradient flows through it. A sum is at least 1, so the
@@ -380,4 +380,4 @@ RULES = (
     move_concat,
     sink_slice,
 )
-__all__ = ["RULES", "edge_softmax", "rebuild"]
+__all__ = ["RULES", "rebuild", "softmax_of_edges"]

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from hector.ir.kernels import (
     Fallback,
     Gemm,
+    GemmRows,
     Kernel,
     Loop,
     Outer,
     ParameterOp,
     Plan,
-    Rows,
     Traversal,
 )
 from hector.ir.node import LEAVES, Node, Op, oldest, stored, topological
@@ -45,7 +45,7 @@ def lower(outputs: Iterable[Node], given: Iterable[Node] = ()) -> Plan:
     return _finish(region, outputs, known)
 
 
-def peel(x: Node) -> Rows:
+def peel(x: Node) -> GemmRows:
     """A GEMM operand as gather and per-row scalar of a stored value."""
     x = stored(x)
     value, scale = x, None
@@ -56,9 +56,9 @@ def peel(x: Node) -> Rows:
                 break
     value, gather = _peel_read(value)
     if scale is None:
-        return Rows(value=value, gather=gather)
+        return GemmRows(value=value, gather=gather)
     scale, scale_gather = _peel_read(scale)
-    return Rows(value=value, gather=gather, scale=scale, scale_gather=scale_gather)
+    return GemmRows(value=value, gather=gather, scale=scale, scale_gather=scale_gather)
 
 
 def _peel_read(x: Node) -> tuple[Node, Index | None]:

@@ -77,7 +77,7 @@ def _bags(ids: Tensor, ptr: Tensor, order: Tensor | None) -> Bags:
     return Bags(ids, torch.cat((starts.to(ptr.dtype), ptr[-1:])), first, order)
 
 
-class Edges(NamedTuple):
+class EdgeRows(NamedTuple):
     """Rows of a domain, and where they lead."""
 
     arrays: GraphArrays

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hector.arrays import GraphArrays
 from hector.emit.gemm import DotPrecision, Emitted
-from hector.emit.module import Generated, generate, generate_sums, sums_of
+from hector.emit.module import Generated, generate_module, generate_sums, sums_of
 from hector.emit.parameters import Share
 from hector.emit.source import FUSED, ArgKind
 from hector.emit.sums import Sum
@@ -118,7 +118,7 @@ class DeviceProgram:
                 parts += self._operation(kernel.out, dead)
                 continue
             schedule = self.schedules[position]
-            made = generate(kernel, schedule, precision, late)
+            made = generate_module(kernel, schedule, precision, late)
             sums = sums_of(kernel, schedule)
             dead += tuple(Partial(s.out) for s in sums if s.out not in late)
             parts.append(self._kernel(made, kernel.outputs, sums, dead))

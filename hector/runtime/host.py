@@ -18,7 +18,7 @@ from hector.arrays import GraphArrays
 from hector.ir.node import Node, Op, stored, topological
 from hector.ir.types import Domain, Index
 from hector.kept import kept
-from hector.runtime.bags import CHUNK, Edges
+from hector.runtime.bags import CHUNK, EdgeRows
 from hector.runtime.reference import BINARY, UNARY, Reference
 
 Run = Callable[..., Tensor]
@@ -154,7 +154,7 @@ class Host(Reference):
         if node.op is Op.AGG and node.attr("reduce") == "sum":
             return self._total(node, given)
         if node.op is Op.AGG:
-            edges, group = Edges(self.arrays, node.inputs[0].domain), node.index
+            edges, group = EdgeRows(self.arrays, node.inputs[0].domain), node.index
             return node.inputs, lambda rows: edges.largest(rows, group)
         if node.op is Op.SUM_WIDTH and node.inputs[0].domain is not Domain.NODE:
             return self._dot(node, given)
@@ -164,7 +164,7 @@ class Host(Reference):
 
     def _total(self, node: Node, given: set[Node]) -> tuple[tuple[Node, ...], Run]:
         x, group = node.inputs[0], node.index
-        edges, shape = Edges(self.arrays, x.domain), x.shape
+        edges, shape = EdgeRows(self.arrays, x.domain), x.shape
 
         def total(term: _Term, read: Index | None) -> Run:
             if group is Index.ALL:
@@ -185,7 +185,7 @@ class Host(Reference):
         terms = _terms(x, given)
         if any(len(t.whole) != 2 for t in terms):
             return None
-        edges, shape = Edges(self.arrays, x.domain), x.shape
+        edges, shape = EdgeRows(self.arrays, x.domain), x.shape
 
         def dot(term: _Term, read: Index | None, other: Index | None) -> Run:
             if edges.is_small() and not term.narrow:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from hector.emit.source import FUSED
-from hector.graph import StaleGraphError
-from hector.kept import apart
+from hector.kept import StaleGraphError, apart
 from hector.runtime.bound import current_stream_of
 
 BLOCK = 4096

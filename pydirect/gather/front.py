@@ -30,7 +30,7 @@ class GatherStats:
     """Gathers that had to take the CPU path because the table was not pinned."""
 
 
-class Counters:
+class GatherCounters:
     """Thread-safe counts after `GatherStats`."""
 
     def __init__(self) -> None:
@@ -202,6 +202,6 @@ def front_of(device: torch.device) -> Front:
 
 
 @functools.cache
-def process_counters() -> Counters:
+def process_counters() -> GatherCounters:
     """The counters of this process."""
-    return Counters()
+    return GatherCounters()

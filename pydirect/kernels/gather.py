@@ -10,7 +10,7 @@ import torch
 
 from pydirect.kernels.driver import Kernel, Module
 from pydirect.kernels.launch import members
-from pydirect.kernels.nvrtc import load
+from pydirect.kernels.nvrtc import load_cubin
 
 _LINE_BYTES = 128
 _WARP = 32
@@ -107,7 +107,7 @@ class Shape:
 @functools.cache
 def gather_module(device: torch.device, options: tuple[str, ...] = ()) -> Module:
     """The compiled kernels on one device; ``options`` go to the compiler."""
-    return load(Path(__file__).with_name("gather.cu"), device, options)
+    return load_cubin(Path(__file__).with_name("gather.cu"), device, options)
 
 
 def set_layout(arguments: GatherArgs, start: Start) -> str:

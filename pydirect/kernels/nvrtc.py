@@ -22,7 +22,9 @@ class KernelCompileError(RuntimeError):
     """NVRTC rejected a kernel; the text is its log."""
 
 
-def load(source: Path, device: torch.device, options: Sequence[str] = ()) -> Module:
+def load_cubin(
+    source: Path, device: torch.device, options: Sequence[str] = ()
+) -> Module:
     """Compile ``source`` for ``device`` (or take it from the cache) and load it."""
     with torch.cuda.device(device):
         major, minor = torch.cuda.get_device_capability(device)

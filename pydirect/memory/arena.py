@@ -91,7 +91,7 @@ def registered_arena(num_bytes: int, numa_nodes: tuple[int, ...]) -> Arena:
         runtime.bind_memory(address, num_bytes, numa_nodes)
     pinned = runtime.cuda_works()
     if pinned:
-        runtime.register(address, num_bytes, read_only=False)
+        runtime.register_memory(address, num_bytes, read_only=False)
     release = functools.partial(_unmap, mapping, address if pinned else None)
     arena = Arena(address, num_bytes, release)
     arena.numa_nodes = numa_nodes

@@ -165,7 +165,7 @@ def _pin_bytes(
     with _lock:
         registration = _covering(address, num_bytes)
         if registration is None:
-            runtime.register(address, num_bytes, read_only=read_only)
+            runtime.register_memory(address, num_bytes, read_only=read_only)
             registration = _Registration(address, num_bytes, owner)
             _live.add(registration)
     return tensor_over(address, num_bytes, functools.partial(_hold, registration))

@@ -28,7 +28,7 @@ def cuda_works() -> bool:
     return torch.cuda.is_initialized() or torch.cuda.is_available()
 
 
-def register(address: int, num_bytes: int, *, read_only: bool) -> None:
+def register_memory(address: int, num_bytes: int, *, read_only: bool) -> None:
     """Pin and map ``num_bytes`` at ``address`` for every CUDA device.
 
     Raises:
@@ -49,7 +49,7 @@ def register(address: int, num_bytes: int, *, read_only: bool) -> None:
 
 
 def unregister(address: int) -> None:
-    """Undo `register`, after all GPU work that may still read the memory."""
+    """Undo `register_memory`, after all GPU work that may still read the memory."""
     synchronize_all()
     status = torch.cuda.cudart().cudaHostUnregister(address)
     if int(status) != 0:

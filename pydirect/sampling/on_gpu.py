@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from pydirect.kernels.launch import KernelModule, members
-from pydirect.kernels.nvrtc import load
+from pydirect.kernels.nvrtc import load_cubin
 from pydirect.sampling.hop import Draw, Hop, Numbering, counts_of, nothing
 from pydirect.sampling.resident import MAX_PARTS, ResidentGraph
 
@@ -139,4 +139,4 @@ def _pick_of(draw: Draw) -> str:
 @functools.cache
 def hopper_on(device: torch.device) -> GpuHopper:
     """The hopper of a GPU, with kernels compiled for it."""
-    return GpuHopper(load(Path(__file__).with_name("sample.cu"), device))
+    return GpuHopper(load_cubin(Path(__file__).with_name("sample.cu"), device))

@@ -162,7 +162,7 @@ def compress(graph: Graph, device: torch.device | str = "cpu") -> CompressedGrap
         ValueError: neighbours of another type, or more than 2**32 nodes.
     """
     check_one_type("compress", graph)
-    check_nodes(graph.num_nodes)
+    check_num_nodes(graph.num_nodes)
     degrees = graph.degrees()
     first_blocks = torch.zeros(graph.num_nodes + 1, dtype=torch.int64, device="cpu")
     torch.cumsum((degrees + BLOCK_EDGES - 1) // BLOCK_EDGES, 0, out=first_blocks[1:])
@@ -193,7 +193,7 @@ def compress(graph: Graph, device: torch.device | str = "cpu") -> CompressedGrap
     )
 
 
-def check_nodes(num_nodes: int) -> None:
+def check_num_nodes(num_nodes: int) -> None:
     """
     Raises:
         ValueError: ids that do not fit the codes.

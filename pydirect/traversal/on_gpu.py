@@ -8,7 +8,7 @@ import torch
 
 from pydirect.coalesce import SECTOR_BYTES
 from pydirect.kernels.launch import KernelModule, members
-from pydirect.kernels.nvrtc import load
+from pydirect.kernels.nvrtc import load_cubin
 from pydirect.traversal.placed import Frontier, PlacedGraph
 from pydirect.traversal.visits import (
     Link,
@@ -185,6 +185,6 @@ def _kernel(placed: PlacedGraph, name: str) -> str:
 @functools.cache
 def visitor_on(device: torch.device) -> GpuVisitor:
     """The visitor of a GPU, with kernels compiled for it."""
-    module = load(Path(__file__).with_name("visit.cu"), device)
+    module = load_cubin(Path(__file__).with_name("visit.cu"), device)
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     return GpuVisitor(module, num_blocks=2 * sms)

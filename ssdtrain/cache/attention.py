@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ssdtrain.cache.handles import KeptHandle, KeptItemHandle
+from ssdtrain.cache.context import CacheContext
+from ssdtrain.cache.handles import KeptHandle
 from ssdtrain.cache.identity import check_version
 from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.record import (
@@ -19,9 +20,10 @@ from ssdtrain.cache.record import (
     item_of,
     part_of,
 )
+from ssdtrain.cache.rows import KeptItemHandle
 from ssdtrain.regions.attention import (
     Attention,
-    Watched,
+    RerunAttention,
     is_attentions,
     windows_around,
     windows_of,
@@ -83,7 +85,7 @@ class StoredAttention:
         path: of the region.
     """
 
-    def __init__(self, cache: Any, known: Attention, path: str) -> None:
+    def __init__(self, cache: CacheContext, known: Attention, path: str) -> None:
         self._cache = cache
         self._known = known
         self._path = path
@@ -96,7 +98,7 @@ class StoredAttention:
 
     def packed(self, number: int, tensor: Tensor, handle: Handle) -> None:
         """The general path has served the tensor at this place."""
-        if self._cache.course.observer.listens:
+        if self._cache.cursor.observer.listens:
             self._items[number] = item_of(handle)
             # What wraps its bytes answers no operator.
             if part_of(handle) is handle and is_attentions(tensor):
@@ -119,16 +121,16 @@ class StoredAttention:
             if spare is not None:
                 self._spares[number] = spare
 
-    def watched(self, num_places: int) -> Watched:
+    def watched(self, num_places: int) -> RerunAttention:
         """For a re-run: the calls to learn of, or to answer.
 
         Raises:
             InPlaceError: a stored result was changed after it was saved.
         """
         cache = self._cache
-        if cache.course.observer.listens:
+        if cache.cursor.observer.listens:
             windows = windows_around(self._outputs, num_places)
-            return Watched(windows, {}, now=cache.ledger.clock.now)
+            return RerunAttention(windows, {}, now=cache.ledger.clock.now)
         stored: dict[int, Tensor] = {}
         for number, spare in self._spares.items():
             tensor = spare.tensor(cache)
@@ -136,14 +138,14 @@ class StoredAttention:
                 # An alias that becomes a part of the re-run's graph.
                 stored[number] = tensor.detach()
         if not stored:
-            return Watched((), stored)
+            return RerunAttention((), stored)
         spots = [
             spot
             for spot in self._known.of(num_places)
             if stored.keys() >= set(spot.places)
         ]
         check = self._check if spots and cache.verifier.draws() else None
-        return Watched(windows_of(spots), stored, check)
+        return RerunAttention(windows_of(spots), stored, check)
 
     def _check(self, stored: Tensor, computed: Tensor) -> None:
         text = (
@@ -152,23 +154,27 @@ class StoredAttention:
         )
         self._cache.verifier.compare(stored, computed, text)
 
-    def learn(self, seen: Watched, lane: int, region: int, num_places: int) -> None:
+    def learn(
+        self, seen: RerunAttention, lane: int, region: int, num_places: int
+    ) -> None:
         """Remember what a re-run has shown in the observed step, and tell the observer.
 
         Args:
             lane, region: their numbers, for the observer.
         """
-        observer = self._cache.course.observer
+        observer = self._cache.cursor.observer
         if not self._items:
             return
         self._known.learn(num_places, [each.spot for each in seen.learnt])
         for learnt in seen.learnt:
-            items = [self._items.get(place) for place in learnt.spot.places]
-            if None not in items:  # else some of it is no item of a plan's
-                own = frozenset(items) - {NO_ITEM}
+            places = learnt.spot.places
+            if all(
+                place in self._items for place in places
+            ):  # else no item of a plan's
+                own = frozenset(self._items[place] for place in places) - {NO_ITEM}
                 observer.attention(lane, region, own, learnt.before, learnt.behind)
 
-    def is_lost(self, seen: Watched) -> bool:
+    def is_lost(self, seen: RerunAttention) -> bool:
         """Whether the re-run must be done again, without what is stored."""
         if seen.is_wrong:
             self._spares.clear()

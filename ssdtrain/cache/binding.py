@@ -52,8 +52,8 @@ from ssdtrain.cache.rows import (
     around,
 )
 from ssdtrain.cache.savedindex import FromRegion
-from ssdtrain.cache.sizes import Look
-from ssdtrain.cache.spec import NOTHING, Behind, Spec
+from ssdtrain.cache.sizes import TensorMetadata
+from ssdtrain.cache.spec import NOTHING, QuietCounts, Spec
 from ssdtrain.cache.table import Hooks, RegionPart, Sizes, Table, Totals
 from ssdtrain.cache.wrapped import FlattenedHandle, as_made, unwrapped
 from ssdtrain.plan.placement import Placement
@@ -85,14 +85,14 @@ class Binding:
 
     def pack(self, tensor: Tensor) -> Handle:
         """The general path, watched."""
-        course, moves = self._cache.course, self._cache.moves
-        before, num_acts = course.mark, moves.num_acts
+        cursor, moves = self._cache.cursor, self._cache.moves
+        before, num_acts = cursor.mark, moves.num_acts
         call = self._cache.regions.current
         num_places = 0 if call is None else call.num_places
         handle = self._pack(tensor)
         spec = self._spec(tensor, handle)
-        spec.serves, spec.region = course.storing, course.region
-        if course.storing >= 0:
+        spec.serves, spec.region = cursor.storing, cursor.region
+        if cursor.storing >= 0:
             if spec.is_wrapped:
                 self._inputs.add(spec.item)
         elif call is not None and spec.parameter is None:
@@ -100,11 +100,11 @@ class Binding:
                 spec.index = num_places
             self._place(spec, tensor, handle, call.num_places > num_places)
         if type(tensor) is Tensor and not tensor.is_nested:  # those have no sizes
-            spec.look = Look(tensor.dtype, tuple(tensor.shape))
-        spec.marks = course.mark - before
+            spec.look = TensorMetadata(tensor.dtype, tuple(tensor.shape))
+        spec.marks = cursor.mark - before
         if spec.compiled is not None:
             # What its recipe has stored meanwhile has marks of its own.
-            spec.marks -= course.of(self._lane).num_items - spec.item - 1
+            spec.marks -= cursor.of(self._lane).num_items - spec.item - 1
         spec.acts_at_pack = moves.num_acts > num_acts
         spec.by_norm = getattr(handle, "epsilon", None) is not None
         handle.number = len(self._specs)
@@ -132,7 +132,7 @@ class Binding:
 
     def unpack(self, handle: Handle) -> Tensor:
         """The general path, watched."""
-        if self._cache.course.is_using:  # for a region that runs again
+        if self._cache.cursor.is_using:  # for a region that runs again
             return self._unpack(handle)
         num_acts = self._cache.moves.num_acts
         tensor = self._unpack(handle)
@@ -218,10 +218,10 @@ class Binding:
 
     def table(self) -> Table | None:
         """The compiled plan; None if the lane left its plan."""
-        course = self._lane.course
-        if course is None or course.orders is None:
+        cursor = self._lane.cursor
+        if cursor is None or cursor.orders is None:
             return None
-        orders = course.orders
+        orders = cursor.orders
         last: dict[int, int] = {}
         for number, spec in enumerate(self._specs):
             before = last.get(spec.item)
@@ -272,7 +272,7 @@ class Binding:
             totals=totals,
             behind=behind,
             sizes=sizes,
-            is_resized=course.own_bytes != course.planned_bytes,
+            is_resized=cursor.own_bytes != cursor.planned_bytes,
             looks=looks,
             passages=passages,
             parts=parts,
@@ -339,7 +339,7 @@ class Binding:
     def _is_quiet(self, number: int, rows: list[Row]) -> bool:
         return type(rows[number]) in QUIET and self._specs[number].item >= 0
 
-    def _tell_of_quiet_packs(self, rows: list[Row]) -> Behind:
+    def _tell_of_quiet_packs(self, rows: list[Row]) -> QuietCounts:
         """Rows that count learn of the quiet ones before them."""
         behind = NOTHING
         for number, (spec, row) in enumerate(zip(self._specs, rows, strict=True)):
@@ -372,7 +372,7 @@ class Binding:
                 if is_general or not (spec.is_wrapped and isinstance(row, BY_NUMBER)):
                     row.used_behind, behind = behind, NOTHING
 
-    def _with(self, behind: Behind, spec: Spec) -> Behind:
+    def _with(self, behind: QuietCounts, spec: Spec) -> QuietCounts:
         """And what the first row of its item has booked."""
         opener = self._openers[spec.item]
         return behind._replace(

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,8 @@ from ssdtrain.cache import forked
 from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.captured import Captures
 from ssdtrain.cache.collector import GarbageCollector
-from ssdtrain.cache.course import OUTSIDE_PLAN, Course, Entry
+from ssdtrain.cache.context import Meter
+from ssdtrain.cache.cursor import OUTSIDE_PLAN, Cursor, Entry
 from ssdtrain.cache.departures import Departures
 from ssdtrain.cache.executor import Executor
 from ssdtrain.cache.identity import (
@@ -37,14 +38,13 @@ from ssdtrain.cache.identity import (
     stamp_of,
 )
 from ssdtrain.cache.lanes import Lanes
-from ssdtrain.cache.ledger import HookSpans, Ledger
+from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.living import Living
 from ssdtrain.cache.quiet import ForwardHooks
 from ssdtrain.cache.recipes import Recipes
 from ssdtrain.cache.record import (
     Handle,
     Kept,
-    Known,
     Lane,
     ParameterView,
     Rebuilt,
@@ -59,7 +59,7 @@ from ssdtrain.cache.regions import Regions
 from ssdtrain.cache.savedplaces import TINY_BYTES
 from ssdtrain.cache.scope import owned
 from ssdtrain.cache.sizes import MOST
-from ssdtrain.cache.state import RecordState
+from ssdtrain.cache.state import Known, RecordState
 from ssdtrain.cache.tables import Tables
 from ssdtrain.cache.traced import leave_alone, untraced
 from ssdtrain.cache.verify import Verifier
@@ -76,33 +76,9 @@ from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.forks import Owner
 from ssdtrain.plan.rule import Rule
 from ssdtrain.rebuild.modes import may_meddle, unseen, without_modes
-from ssdtrain.transfer.copies import Trip, copies_of, discard
+from ssdtrain.transfer.copies import PinnedCopy, copies_of, discard
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Offloader
-
-
-class Meter(Protocol):
-    """Times the hooks of a step from outside (`HostMeter` in observe/hosttime.py)."""
-
-    device_spans: HookSpans | None
-    """What the device waited inside the hooks, if that is asked for."""
-
-    def around(
-        self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]
-    ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-        """The hooks, timed."""
-
-    def load(self, start: Callable[[Any], None], record: Any) -> None:
-        """Start a load, timed by itself."""
-
-    def outside_ns(self) -> int:
-        """The program's own host time so far, in ns."""
-
-    def region_began(self, since_ns: int) -> None:
-        """What was outside since then is a region call's."""
-
-    def region_ended(self, since_ns: int) -> None:
-        """The same."""
 
 
 class TensorCache:
@@ -125,7 +101,7 @@ class TensorCache:
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes(lambda: counters.of(Count.SAVED))
         self.recipes = Recipes()
-        self.course = Course(rule, lambda reason: self.offloader.fall_back(reason))
+        self.cursor = Cursor(rule, lambda reason: self.offloader.fall_back(reason))
         self.verifier = Verifier()
         self._counters = counters
         self._records = Known()
@@ -151,20 +127,20 @@ class TensorCache:
         self.moves = Executor(
             offloader,
             self.window,
-            self.course,
+            self.cursor,
             limits,
             counters,
             self.captures,
             self.copies,
             self._time_loads,
         )
-        self.departures = Departures(self.moves, self.course, counters)
+        self.departures = Departures(self.moves, self.cursor, counters)
         self.collector = GarbageCollector()
         self.is_compiled = False
         """Whether the model's forward runs under a compiler."""
         self._left_alone = False
         self.lock = threading.RLock()
-        """Held by whatever changes a record, a lane or the course."""
+        """Held by whatever changes a record, a lane or the cursor."""
         self.owner = Owner()
         """Asked before any lock: see [Note: after a fork]."""
 
@@ -180,7 +156,7 @@ class TensorCache:
         pack, unpack = self.verifier.around(self.pack, self.unpack)
         if not self.verifier.checks_all:
             lane = self.lanes.current
-            sized = self.course.plan_of(lane)
+            sized = self.cursor.plan_of(lane)
             pack, unpack = self.tables.hooks_of(self, lane, sized, (pack, unpack))
         else:  # its digests, too, are ours
             pack, unpack = unseen(pack), unseen(unpack)
@@ -281,7 +257,7 @@ class TensorCache:
             with without_modes():
                 return self.unpack(handle)
         if self.owner.is_elsewhere:
-            return forked.bring_back(handle)
+            return forked.unpack_in_child(handle)
         found = _at_hand(handle)
         if isinstance(found, Tensor):
             return found
@@ -290,29 +266,29 @@ class TensorCache:
                 tensor = self.use_rebuilt(found)
         else:
             tensor = self._unpack_record(found)
-        return self.course.given(handle, tensor)
+        return self.cursor.given(handle, tensor)
 
     def use_rebuilt(self, source: RebuiltView) -> Tensor:
         """A mark: backward asks for what a recipe makes. The lock is held."""
-        rebuilt, course = source.rebuilt, self.course
+        rebuilt, cursor = source.rebuilt, self.cursor
         if self.ledger.handed_bytes or self.retired.queue or self.window.lingering:
             self.collect()
         lane = rebuilt.lane
         if not lane.in_backward:
             self.enter_backward(lane)
-        at = course.begin_use(lane, rebuilt.item)
+        at = cursor.begin_use(lane, rebuilt.item)
         try:
-            if course.mark >= self.window.next_due:
+            if cursor.mark >= self.window.next_due:
                 self.moves.release_due()
             tensor = self.recipes.use(source)
             if at is not None:
-                own = lane.course or course.of(lane)
+                own = lane.cursor or cursor.of(lane)
                 reads_ahead = self.offloader.storage is not None
                 if own.orders is not None and (at in own.loads or reads_ahead):
                     self.moves.load_at(own, at)
             return tensor
         finally:
-            course.end_use(at)
+            cursor.end_use(at)
 
     def read(self, handle: Handle) -> Tensor:
         """As `unpack`, for a recipe that runs: no mark. The lock is held."""
@@ -351,7 +327,7 @@ class TensorCache:
     def _has_place(self) -> bool:
         """Whether autograd packs it in forward: no recipe stores it for itself, and no
         backward inside the forward."""
-        of_recipe = self.course.serving != OUTSIDE_PLAN
+        of_recipe = self.cursor.serving != OUTSIDE_PLAN
         return not of_recipe and torch._C._current_graph_task_id() == -1
 
     def _pack_in_region(self, tensor: Tensor, call: RegionCall) -> Handle:
@@ -430,8 +406,8 @@ class TensorCache:
     def _pack_plain(self, tensor: Tensor, saved: Tensor) -> Handle:
         """saved: by autograd: the tensor, or what it is the part of."""
         least_bytes = self.limits.least_bytes
-        planned = self.course.plan_of(self.lanes.current).plan is not None
-        if planned or self.course.observer.listens:
+        planned = self.cursor.plan_of(self.lanes.current).plan is not None
+        if planned or self.cursor.observer.listens:
             # What it is at another size counts: see [Note: sizes].
             least_bytes //= MOST * MOST
         if tensor.untyped_storage().nbytes() < max(1, least_bytes):
@@ -466,8 +442,8 @@ class TensorCache:
             return True
         if not num_bytes:
             return False
-        name = self.course.name_of(node, tensor.shape)
-        return self.course.counts(self.lanes.current, name, num_bytes, least_bytes)
+        name = self.cursor.name_of(node, tensor.shape)
+        return self.cursor.counts(self.lanes.current, name, num_bytes, least_bytes)
 
     def _pack_bytes(
         self, tensor: Tensor, key: Key, view: View, record: Record | None, saved: Tensor
@@ -486,7 +462,7 @@ class TensorCache:
             if again is not None and isinstance(again.source, RebuiltView):
                 self._tell_of_another(again.source.rebuilt)
             handle = again or self._pack_new(tensor, key, view, saved)
-        if self.course.storing < 0:
+        if self.cursor.storing < 0:
             # Else a region asks, which the plan may choose to be none: autograd does
             # not save it, and no recipe may count on it.
             self.recipes.note(tensor, handle)
@@ -498,23 +474,23 @@ class TensorCache:
 
     def _pack_new(self, tensor: Tensor, key: Key, view: View, saved: Tensor) -> Handle:
         """The first handle of a record or of a recipe."""
-        name = self.course.name_of(saved.grad_fn, tensor.shape)
-        entry = self.course.enter(self.lanes.current, tensor, key, name)
+        name = self.cursor.name_of(saved.grad_fn, tensor.shape)
+        entry = self.cursor.enter(self.lanes.current, tensor, key, name)
         self.moves.release_due()
         handle: Handle | None = None
         if self._may_be_rebuilt(entry):
-            before, self.course.serving = self.course.serving, entry.number
+            before, self.cursor.serving = self.cursor.serving, entry.number
             try:
                 handle = self.recipes.offer(as_made(tensor, saved), key, view)
             finally:
-                self.course.serving = before
+                self.cursor.serving = before
         if handle is None:
             record = self._open_record(tensor, key, entry)
             handle = handle_of(record, view, self.probe_of(tensor))
         elif isinstance(handle.source, RebuiltView):
             handle.source.rebuilt.item = entry.number
-            self.course.rebuilds(handle.source.rebuilt)
-        self.course.observer.seal()
+            self.cursor.rebuilds(handle.source.rebuilt)
+        self.cursor.observer.seal()
         return handle
 
     def saved_again(self, record: Record, tensor: Tensor) -> None:
@@ -528,12 +504,12 @@ class TensorCache:
     def needs_no_record(self, call: RegionCall) -> bool:
         """Whether nobody asks what a region saves: no plan counts it, nobody observes
         or verifies it, and the region is known to run again."""
-        course = self.course
+        cursor = self.cursor
         return (
             call.region.watch.is_trusted
-            and not course.observer.listens
+            and not cursor.observer.listens
             and not self.verifier.checks_all
-            and (call.lane.run is not None or course.of(call.lane).orders is None)
+            and (call.lane.run is not None or cursor.of(call.lane).orders is None)
         )
 
     def looks_for_no_recipe(self) -> bool:
@@ -543,22 +519,22 @@ class TensorCache:
             return True
         if self.bypass is not None and self.regions.pack is None:
             return True
-        return self.regions.current is not None and not self.course.observer.listens
+        return self.regions.current is not None and not self.cursor.observer.listens
 
     def _may_be_rebuilt(self, entry: Entry) -> bool:
         """Inside a region recipes are looked for only to learn of them. What one recipe
         stores for itself is not asked about."""
-        course, in_region = self.course, self.regions.current is not None
+        cursor, in_region = self.cursor, self.regions.current is not None
         if entry.order is not None:
             return entry.may_be_rebuilt
-        return not in_region or course.observer.listens
+        return not in_region or cursor.observer.listens
 
     def _tell_of_another(self, owner: Record | Rebuilt) -> None:
         """Tell the observer that autograd saves an item once more: it would do so
         without regions, too."""
-        course = self.course
-        if course.observer.listens and course.storing < 0:
-            course.observer.saved_again(course.of(owner.lane).number, owner.item)
+        cursor = self.cursor
+        if cursor.observer.listens and cursor.storing < 0:
+            cursor.observer.saved_again(cursor.of(owner.lane).number, owner.item)
 
     def _open_record(self, tensor: Tensor, key: Key, entry: Entry) -> Record:
         bytes_before = self.lanes.current.total_bytes
@@ -581,7 +557,7 @@ class TensorCache:
         lane = self.lanes.current
         record = Record(key, lane, name, self.retired, self.ledger)
         record.item = item
-        self.course.of(lane).records[item] = weakref.ref(record)
+        self.cursor.of(lane).records[item] = weakref.ref(record)
         return record
 
     def book(self, record: Record, *, leaves: bool) -> None:
@@ -646,14 +622,14 @@ class TensorCache:
             source.check()
             self.collect()
             self.enter_backward(lane)
-            at = self.course.begin_use(lane, record.item)
+            at = self.cursor.begin_use(lane, record.item)
             try:
                 self.moves.release_due()
                 tensor = source.view.rebuild(self.moves.fetch(record))
                 self.moves.was_used(record, at)
                 return tensor
             finally:
-                self.course.end_use(at)
+                self.cursor.end_use(at)
 
     def enter_backward(self, lane: Lane) -> None:
         if not lane.in_backward:
@@ -699,7 +675,7 @@ class TensorCache:
             transfer = retired.transfer
             if transfer is not None:
                 self.window.linger(transfer)
-                if type(transfer) is Trip:
+                if type(transfer) is PinnedCopy:
                     retired.transfer = None  # no place may be free twice
                 discard(self.offloader, transfer)
                 retired.transfer = None

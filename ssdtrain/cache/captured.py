@@ -95,10 +95,10 @@ class Captures:
         copies = self._open()
         lane.is_captured = self.is_forward = True
         pack = owned(untraced(self._cache.pack), self._cache)
-        course = self._cache.course
-        eager = course.plan
-        course.plan = self._plan_of() or eager
-        self._begin_with_segment(course.plan)
+        cursor = self._cache.cursor
+        eager = cursor.plan
+        cursor.plan = self._plan_of() or eager
+        self._begin_with_segment(cursor.plan)
         hooks = saved_tensors_hooks(pack, untraced(self._cache.unpack))
         try:
             with self._cache.ledger.counters.left_out(), hooks:
@@ -106,7 +106,7 @@ class Captures:
         finally:
             self._cache.departures.lane_ends(lane)
             self.is_forward = False
-            course.plan = eager
+            cursor.plan = eager
             if not self._hears_ends:
                 copies.join()
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ssdtrain.cache.course import Course, Entry
+from ssdtrain.cache.cursor import Cursor, Entry
 from ssdtrain.cache.executor import Executor
 from ssdtrain.cache.record import Lane, Record, Saves
 from ssdtrain.cache.state import RecordState
@@ -36,9 +36,9 @@ class Waiting(NamedTuple):
 class Departures:
     """Sends the records of the general path; the cache's lock is held."""
 
-    def __init__(self, moves: Executor, course: Course, counters: Counters) -> None:
+    def __init__(self, moves: Executor, cursor: Cursor, counters: Counters) -> None:
         self._moves = moves
-        self._course = course
+        self._cursor = cursor
         self._counters = counters
 
     def opened(self, record: Record, entry: Entry, bytes_before: int) -> bool:
@@ -75,7 +75,7 @@ class Departures:
         item, waiting = record.item, record.lane.waiting.get(record.item)
         if record.lane is lane:
             num = lane.saves.get(item, Saves(1, item)).num + 1
-            last = max(item, self._course.of(lane).num_items - 1)
+            last = max(item, self._cursor.of(lane).num_items - 1)
             lane.saves[item] = Saves(num, last)
             if waiting is not None and num >= waiting.expected.num:
                 self._send(waiting)
@@ -83,11 +83,11 @@ class Departures:
         if record.state in (RecordState.LEAVING, RecordState.AWAY):
             self._moves.take_back(record, data)
             self._counters.shift(Count.OFFLOADED, Count.KEPT, record.num_bytes)
-            orders = self._course.of(record.lane).orders
+            orders = self._cursor.of(record.lane).orders
             order = None if orders is None else orders[item]
             due = None
             if order is not None and order.release_after > 0:
-                due = self._course.mark + order.release_after
+                due = self._cursor.mark + order.release_after
             entry = Entry(item, order, due, record.name, False)
             before = record.lane.total_bytes - record.num_bytes
             self._place(record, entry, before)

@@ -34,6 +34,7 @@ class Digests:
     """Digests on one device; two tensors compare only under the same `word_bytes`."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         generator = torch.Generator("cpu").manual_seed(0)
         weights = torch.randint(
             -(2**62),

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ssdtrain.cache.captured import Captures
-from ssdtrain.cache.course import Course, Entry
+from ssdtrain.cache.cursor import Cursor, Entry
 from ssdtrain.cache.identity import check_late_writer
-from ssdtrain.cache.moved import Moved
-from ssdtrain.cache.record import Lane, LaneCourse, Record
+from ssdtrain.cache.moved import MovedTensor
+from ssdtrain.cache.record import Lane, LaneCursor, Record
 from ssdtrain.cache.state import STAYED, RecordState
 from ssdtrain.cache.window import CacheLimits, Pace, ReleaseWindow
 from ssdtrain.counters import Count, Counters, Fallback
@@ -39,7 +39,7 @@ class Executor:
         self,
         offloader: Offloader,
         window: ReleaseWindow,
-        course: Course,
+        cursor: Cursor,
         limits: CacheLimits,
         counters: Counters,
         captures: Captures,
@@ -54,7 +54,7 @@ class Executor:
         self._offloader = offloader
         self._device = offloader.device
         self._window = window
-        self._course = course
+        self._cursor = cursor
         self._counters = counters
         self._captures = captures
         self._copies = copies
@@ -141,38 +141,38 @@ class Executor:
         left_bytes = known.total_bytes - bytes_before - record.num_bytes
         if not known.backward_follows:
             left_bytes = -1
-        return self._course.rule.place(left_bytes, tail_bytes, held=held)
+        return self._cursor.rule.place(left_bytes, tail_bytes, held=held)
 
     def release_due(self) -> None:
         """Drop what the plan wants gone by this mark, after its copy."""
-        self.num_acts += self._window.release_due(self._course.mark)
+        self.num_acts += self._window.release_due(self._cursor.mark)
 
     # -- back ---------------------------------------------------------------------
 
-    def load_at(self, course: LaneCourse, at: int) -> None:
+    def load_at(self, cursor: LaneCursor, at: int) -> None:
         """Start what the plan loads at this use of a lane that follows it, and read
         ahead from the SSD."""
-        for batch in course.loads.get(at, ()):
+        for batch in cursor.loads.get(at, ()):
             away = []
             for item in batch:
-                found = course.records.get(item)
+                found = cursor.records.get(item)
                 record = None if found is None else found()
                 if record is not None and record.state is RecordState.AWAY:
                     away.append(record)
             if away:
                 self.num_acts += len(away)
                 self._timed(self._load, away)
-        while course.reading and self._offloader.storage is not None:
-            record = course.record(course.reading[-1])
+        while cursor.reading and self._offloader.storage is not None:
+            record = cursor.record(cursor.reading[-1])
             if (
-                isinstance(record, Record)  # a `Moved` rests in host memory
+                isinstance(record, Record)  # a `MovedTensor` rests in host memory
                 and record.state is RecordState.AWAY
                 and record.transfer is not None
                 and not self._offloader.recall(record.transfer)
             ):
                 self.num_acts += 1  # it will be tried again at the next use
                 return
-            course.reading.pop()
+            cursor.reading.pop()
             self.num_acts += 1
 
     def load_first(self, lane: Lane) -> None:
@@ -180,11 +180,11 @@ class Executor:
 
         Of a planned lane what its first use would load: the plan has room for no more.
         """
-        course = self._course.of(lane)
-        if course.orders is None:
+        cursor = self._cursor.of(lane)
+        if cursor.orders is None:
             self._load_ahead(lane.upcoming())
         else:
-            self.load_at(course, 0)
+            self.load_at(cursor, 0)
 
     def was_used(self, record: Record, at: int | None) -> None:
         """Its bytes were asked for: load what comes next, and put them back after the
@@ -196,10 +196,10 @@ class Executor:
         record.num_uses += 1
         if first_use:
             lane.uses.append(record.ordinal)
-        course = self._course.of(lane)
-        if course.orders is not None:
+        cursor = self._cursor.of(lane)
+        if cursor.orders is not None:
             if at is not None:
-                self.load_at(course, at)
+                self.load_at(cursor, at)
         elif first_use and lane.has_moved:
             self._load_ahead(lane.upcoming(record.ordinal))
         if record.num_uses >= record.num_handles:
@@ -249,7 +249,7 @@ class Executor:
             raise RuntimeError(f"{record.name}: no data in {record.state}")
         return record.data
 
-    def bring(self, moved: Moved) -> Tensor:
+    def fetch_moved(self, moved: MovedTensor) -> Tensor:
         """As `fetch`, for an item of a table."""
         if moved.state is RecordState.LEAVING:
             self._give_original(moved)
@@ -261,7 +261,7 @@ class Executor:
             raise RuntimeError(f"{moved.name}: no data in {moved.state}")
         return moved.data
 
-    def _give_original(self, record: "Record | Moved") -> None:
+    def _give_original(self, record: "Record | MovedTensor") -> None:
         """Hand the live tensor back and stop its way out (Wu 5.3.4)."""
         transfer = record.stay()
         if not record.lane.is_captured:  # no step counts what is only written down
@@ -280,23 +280,23 @@ class Executor:
     def _load(self, batch: list[Any]) -> None:
         """Start what the plan loads together."""
         kinds = set(map(type, batch))
-        if kinds == {Moved}:  # as in most plans
+        if kinds == {MovedTensor}:  # as in most plans
             self._load_moved(batch)
             return
-        moved = [record for record in batch if type(record) is Moved]
+        moved = [record for record in batch if type(record) is MovedTensor]
         if moved:
             self._load_moved(moved)
         if len(moved) < len(batch):
-            records = [record for record in batch if type(record) is not Moved]
+            records = [record for record in batch if type(record) is not MovedTensor]
             if not self.is_closed:
                 records = self._captures.start_loads(records)
             self._start_loads(records)
 
-    def _load_moved(self, batch: list[Moved]) -> None:
+    def _load_moved(self, batch: list[MovedTensor]) -> None:
         if self.is_closed:
             raise SessionClosedError(_closed_before(batch[0].name))
         copies, num_bytes = self._copies, 0
-        places = [moved.trip.place for moved in batch]
+        places = [moved.copy.pinned for moved in batch]
         try:  # [Note: batches] in transfer/copies.py
             found = copies.back(places)
             for moved, data, place in zip(batch, found, places, strict=True):

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
+from ssdtrain.cache.handles import KeptHandle, ParameterHandle
 from ssdtrain.cache.identity import check_version, parameter_of
 from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.record import Handle, Kept, ParameterView, RebuiltView, RecordView
+from ssdtrain.cache.rows import KeptItemHandle
 from ssdtrain.cache.savedindex import SavedIndex, SealedIndex
 from ssdtrain.cache.savedplaces import PlaceHandle
 from ssdtrain.cache.state import STAYED
@@ -29,7 +30,7 @@ def handle_in_child(tensor: Tensor) -> Handle:
     return Handle(Kept(tensor.detach(), tensor._version) if view is None else view)
 
 
-def bring_back(handle: Any) -> Tensor:
+def unpack_in_child(handle: Any) -> Tensor:
     """A saved tensor, from its handle.
 
     Raises:
@@ -52,7 +53,7 @@ def bring_back(handle: Any) -> Tensor:
     if isinstance(handle, SealedIndex):
         return handle.index.stayed()
     if isinstance(handle, WrappedHandle | FlattenedHandle):
-        return handle.around(bring_back)
+        return handle.around(unpack_in_child)
     source = handle.source
     if isinstance(source, Kept | ParameterView):
         return source.rebuild()
@@ -64,7 +65,7 @@ def bring_back(handle: Any) -> Tensor:
 
 def _rebuilt(source: RebuiltView) -> Tensor:
     source.probe.check(source.rebuilt)
-    inputs = [bring_back(holder) for holder in source.rebuilt.holders]
+    inputs = [unpack_in_child(holder) for holder in source.rebuilt.holders]
     return source.view.rebuild(evaluate(source.rebuilt.expression, inputs))
 
 

@@ -1,15 +1,9 @@
 """What autograd holds of a tensor that a row of a compiled plan served."""
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor, nn
 
 from ssdtrain.cache.identity import check_version
-from ssdtrain.cache.record import Handle, Kept, ParameterView, Part
-
-if TYPE_CHECKING:
-    from ssdtrain.cache.rows import KeptItemRow
-    from ssdtrain.cache.run import Run
+from ssdtrain.cache.record import Kept, ParameterView, Part
 
 
 class KeptHandle(tuple[Tensor, int]):
@@ -72,31 +66,3 @@ class ParameterViewHandle(tuple[nn.Parameter, int, Tensor | Part]):
         if parameter._version != version:
             check_version(parameter, version, "a parameter")
         return shown.of(parameter) if isinstance(shown, Part) else shown
-
-
-class KeptItemHandle(Handle):
-    """A tensor that stays, and at whose use the plan has something to do."""
-
-    __slots__ = ("is_closed", "row", "run", "tensor", "version")
-
-    def __init__(
-        self, tensor: Tensor, version: int, row: "KeptItemRow", run: "Run"
-    ) -> None:
-        self.tensor = tensor
-        self.version = version
-        self.row = row
-        self.run = run
-        self.is_closed = False
-        """Whether its bytes have been booked as gone."""
-
-    @property  # what is an attribute of others would be a second copy here
-    def source(self) -> Kept:  # type: ignore[override]
-        """As the general path would hold it."""
-        return Kept(self.tensor, self.version)
-
-    def get(self) -> Tensor:
-        """The tensor; `InPlaceError` if it was changed after it was saved."""
-        if self.tensor._version != self.version:
-            check_version(self.tensor, self.version, self.row.name)
-        self.run.use(self)
-        return self.tensor

@@ -4,22 +4,20 @@ See [Note: regions] in regioncall.py.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.cache.cursor import Cursor
 from ssdtrain.cache.digest import Digests, word_bytes
 from ssdtrain.cache.handles import KeptHandle
 from ssdtrain.cache.identity import is_plain, stamp_of
-from ssdtrain.cache.record import Lane, item_of
-from ssdtrain.cache.state import Holding
+from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.record import Holding, Lane, item_of
 from ssdtrain.counters import Count
 from ssdtrain.regions.arguments import Arguments
 from ssdtrain.regions.rerun import as_part, views_parameter
-
-if TYPE_CHECKING:
-    from ssdtrain.cache.cache import TensorCache
 
 
 def offsets_of(tensor: Tensor) -> Tensor | None:
@@ -65,11 +63,17 @@ class Inputs:
     """
 
     def __init__(
-        self, cache: "TensorCache", lane: Lane, number: int, holding: Holding
+        self,
+        cursor: Cursor,
+        ledger: Ledger,
+        lane: Lane,
+        number: int,
+        holding: Holding,
     ) -> None:
         self.makes_lengths = False
         """Whether the call saves a nested tensor of lengths that no argument has."""
-        self._cache = cache
+        self._cursor = cursor
+        self._ledger = ledger
         self._lane = lane
         self._number = number
         self._holding = holding
@@ -116,13 +120,13 @@ class Inputs:
             own = Input((handle, leaf.requires_grad, is_parameter, is_part))
             stored[key] = own
             self._leaves.append(own)
-            if self._cache.course.observer.listens:
+            if self._cursor.observer.listens:
                 self._tell(handle)
         if digests is not None:
             self._contents = [self._digest(leaf, digests) for leaf in self.tensors]
 
     def _digest(self, leaf: Tensor, digests: Digests) -> Tensor | None:
-        if not is_plain(leaf) or leaf.device != self._cache.device.torch_device:
+        if not is_plain(leaf) or leaf.device != digests.device:
             return None
         if isinstance(leaf, nn.Parameter):
             return None
@@ -138,17 +142,17 @@ class Inputs:
             # A view holds all that its operator made; of data it is a part alone.
             num_bytes = (tensor if base is None or base.is_leaf else base).nbytes
             self._holding.live_bytes += num_bytes
-            self._cache.ledger.live(num_bytes)
-            self._cache.ledger.counters.add_all(
+            self._ledger.live(num_bytes)
+            self._ledger.counters.add_all(
                 {Count.SAVED: num_bytes, Count.KEPT: num_bytes}
             )
         return KeptHandle((tensor.detach(), tensor._version))
 
     def _tell(self, handle: Any) -> None:
-        course = self._cache.course
+        cursor = self._cursor
         item = item_of(handle)
         if item >= 0:
-            course.observer.reads(course.of(self._lane).number, self._number, item)
+            cursor.observer.reads(cursor.of(self._lane).number, self._number, item)
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.handles import (
-    KeptHandle,
-    KeptItemHandle,
-    ParameterHandle,
-    ParameterViewHandle,
-)
+from ssdtrain.cache.handles import KeptHandle, ParameterHandle, ParameterViewHandle
 from ssdtrain.cache.identity import Probe, View, is_plain
 from ssdtrain.cache.moved import MovedHandle, MovedNote
 from ssdtrain.cache.record import (
@@ -26,9 +21,10 @@ from ssdtrain.cache.record import (
     Record,
     RecordView,
 )
+from ssdtrain.cache.rows import KeptItemHandle
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
-from ssdtrain.rebuild.expression import Epsilon, Held, Layout
+from ssdtrain.rebuild.expression import Epsilon, Layout, TensorInput
 from ssdtrain.rebuild.graph import Store, notes_of
 from ssdtrain.rebuild.modes import ENTRIES
 from ssdtrain.rebuild.recipes import narrow
@@ -69,7 +65,7 @@ class CacheKeeper:
         self.met_unsaved = False
         """Whether the running search met an unsaved tensor that may have changed."""
 
-    def held(self, packed: Any, node: Any) -> Held | None:
+    def saved(self, packed: Any, node: Any) -> TensorInput | None:
         """The tensor after a handle or a note of this node, unless it was changed."""
         is_note = type(packed) is Note or type(packed) is MovedNote
         handle: Any = packed.handle() if is_note else packed
@@ -83,7 +79,7 @@ class CacheKeeper:
             tensor = source.tensor
             if tensor._version != source.version or not is_plain(tensor):
                 return None
-            return Held(holder=handle, layout=Layout.of(tensor), owner=tensor)
+            return TensorInput(holder=handle, layout=Layout.of(tensor), owner=tensor)
         if kind is ParameterView:
             return self._saved_parameter(source, node)
         if kind is not RecordView and kind is not RebuiltView:
@@ -99,7 +95,7 @@ class CacheKeeper:
             return None
         depth = owner.expression.depth if kind is RebuiltView else 0
         layout = Layout(view.dtype, tuple(view.shape), view.stride)
-        return Held(
+        return TensorInput(
             holder=handle,
             layout=layout,
             depth=depth,
@@ -114,7 +110,9 @@ class CacheKeeper:
         region = owner.region
         return region is not None and region is not self._cache.regions.current
 
-    def _of_table(self, handle: MovedHandle, epsilon: Epsilon | None) -> Held | None:
+    def _of_table(
+        self, handle: MovedHandle, epsilon: Epsilon | None
+    ) -> TensorInput | None:
         """An item that a row of a table has taken over."""
         moved = handle.moved
         if moved.ledger is not self._cache.ledger:
@@ -122,7 +120,9 @@ class CacheKeeper:
         if handle.counter._version != handle.version:
             self.refuse()
             return None
-        return Held(holder=handle, layout=handle.layout, owner=moved, epsilon=epsilon)
+        return TensorInput(
+            holder=handle, layout=handle.layout, owner=moved, epsilon=epsilon
+        )
 
     def is_altered(self) -> bool:
         """Whether a dispatch mode stands, which the hooks count, or was entered in this
@@ -139,7 +139,7 @@ class CacheKeeper:
 
     def parameter(
         self, parameter: nn.Parameter, node: Any, edge: int | None = None
-    ) -> Held | None:
+    ) -> TensorInput | None:
         """A parameter as the operator of this node read it."""
         if not is_plain(parameter):
             return None
@@ -161,9 +161,9 @@ class CacheKeeper:
         if handle is None:
             return None
         layout = Layout.of(parameter)
-        return Held(holder=handle, layout=layout, parameter=parameter)
+        return TensorInput(holder=handle, layout=layout, parameter=parameter)
 
-    def _saved_parameter(self, view: ParameterView, node: Any) -> Held | None:
+    def _saved_parameter(self, view: ParameterView, node: Any) -> TensorInput | None:
         """A parameter, or a view of one: the transposed weight of a linear layer."""
         parameter = view.parameter
         if parameter._version != view.version or not is_plain(parameter):
@@ -180,17 +180,19 @@ class CacheKeeper:
         if handle is None:
             return None
         layout = Layout(parameter.dtype, tuple(view.shape), view.stride)
-        return Held(holder=handle, layout=layout, parameter=parameter)
+        return TensorInput(holder=handle, layout=layout, parameter=parameter)
 
     def narrowed(
         self, wide: Tensor, dtype: torch.dtype, store: Store | None = None
-    ) -> Held:
+    ) -> TensorInput:
         """Store a narrow copy; it goes where its placement says."""
-        observer = self._cache.course.observer
+        observer = self._cache.cursor.observer
         if observer.listens:
             observer.makes()
         tensor = narrow(wide.detach(), dtype)
         if observer.listens:
             observer.made()
         handle = (store or self._cache.pack)(tensor)
-        return Held(holder=handle, layout=Layout.of(tensor), stored_bytes=tensor.nbytes)
+        return TensorInput(
+            holder=handle, layout=Layout.of(tensor), stored_bytes=tensor.nbytes
+        )

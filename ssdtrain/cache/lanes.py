@@ -69,10 +69,10 @@ class Lanes:
         run, lane.run = lane.run, None
         if run is not None:
             run.end()
-        first_bytes = 0 if lane.course is None else lane.course.first_bytes
+        first_bytes = 0 if lane.cursor is None else lane.cursor.first_bytes
         num_bytes = self._saved_bytes() - self._begun_bytes
         size = LaneSize(first_bytes, num_bytes, lane.num_elements)
-        if lane.course is None or lane.course.orders is None:
+        if lane.cursor is None or lane.cursor.orders is None:
             # Else a plan decides what is counted.
             before = self._largest.get(lane.kind, LaneSize())
             self._largest[lane.kind] = larger_of(before, size)

@@ -7,7 +7,7 @@ A router gives some expert of a long batch as many rows as another one, or the s
 of a short batch. Taken for items that do not grow, they would make a plan that goes
 beyond its limit. So the same place of a few lanes is looked at, and a name that a
 changing place has had is none of a fixed one.
-(tests/ssdtrain/cache/test_course.py)
+(tests/ssdtrain/cache/test_cursor.py)
 """
 
 import math

@@ -1,6 +1,6 @@
 """Items that a compiled plan moves to host memory, or that recipes read, and handles.
 
-A `Moved` is to a row of the table what a `Record` is to the general path, for the
+A `MovedTensor` is to a row of the table what a `Record` is to the general path, for the
 common case alone. The tensor fills its storage's extent without gaps. It goes to pinned
 host memory, where its place is the same in every step, or stays for backward and for
 the recipes that read it.
@@ -14,37 +14,43 @@ import torch
 from torch import Tensor
 
 from ssdtrain.cache.identity import check_late_writer, check_version
-from ssdtrain.cache.record import Handle, Lane
-from ssdtrain.cache.state import STAYED, Holding, RecordState, SavedBytes
+from ssdtrain.cache.record import Handle, Holding, Lane
+from ssdtrain.cache.state import STAYED, Bytes, RecordState, SavedBytes
 from ssdtrain.rebuild.expression import Layout
-from ssdtrain.transfer.copies import Trip
+from ssdtrain.transfer.copies import PinnedCopy
 
 
-class Moved(SavedBytes):
+class MovedTensor(SavedBytes):
     """The bytes of one saved tensor at one version, on their way out and back. It is
     neither conjugated nor negated: its elements are what its bytes say."""
 
     __slots__ = (
+        "copy",
         "due",
         "end_byte",
         "stamp",
         "start_byte",
-        "trip",
         "version",
         "written_late",
     )
+    lane: Lane
 
     def __init__(
-        self, tensor: Tensor, name: str, lane: Lane, ledger: Any, trip: Trip | None
+        self,
+        tensor: Tensor,
+        name: str,
+        lane: Lane,
+        ledger: Bytes,
+        copy: PinnedCopy | None,
     ) -> None:
-        """trip: where it will go; None: it stays."""
+        """copy: where it will go; None: it stays."""
         self.data = tensor.detach()
         self.version = tensor._version
         self.num_bytes = num_bytes = tensor.nbytes
         self.name = name
         self.lane = lane
         self.ledger = ledger
-        self.trip: Any = trip
+        self.copy: Any = copy
         self.state = RecordState.KEPT
         self.num_handles = 1
         self.num_uses = 0
@@ -55,7 +61,7 @@ class Moved(SavedBytes):
         self.written_late = tensor.grad_fn is None
         """Whether its operator may have filled it after autograd saved it."""
         self.holding = holding = Holding(lane)
-        holding.transfer = trip  # taken, also if it never leaves
+        holding.transfer = copy  # taken, also if it never leaves
         holding.live_bytes = num_bytes
         ledger.live(num_bytes)
 
@@ -63,7 +69,7 @@ class Moved(SavedBytes):
     def like(self) -> Tensor:
         """A tensor of the same dtype, shape and strides: the bytes, or their place."""
         data = self.data
-        return self.trip.place.memory if data is None else data
+        return self.copy.pinned.memory if data is None else data
 
     def is_read_by(self, view: Tensor) -> bool:
         """Whether a view of the same bytes takes them for the same numbers."""
@@ -77,7 +83,7 @@ class Moved(SavedBytes):
 
 
 class MovedHandle(Handle):
-    """A saved tensor inside a `Moved`."""
+    """A saved tensor inside a `MovedTensor`."""
 
     __slots__ = (
         "counter",
@@ -90,7 +96,7 @@ class MovedHandle(Handle):
         "version",
     )
 
-    def __init__(self, moved: Moved, tensor: Tensor, run: Any, row: Any) -> None:
+    def __init__(self, moved: MovedTensor, tensor: Tensor, run: Any, row: Any) -> None:
         self.moved = moved
         self.run = run
         self.row = row
@@ -118,7 +124,7 @@ class MovedHandle(Handle):
         """As `get`, past the plan: the use that it counts is still to come."""
         check_version(self.counter, self.version, self.moved.name)
         self.moved.check_writer()
-        return self._inside(self.run.bring(self.moved))
+        return self._inside(self.run.read(self.moved))
 
     @property
     def layout(self) -> Layout:
@@ -130,12 +136,12 @@ class MovedHandle(Handle):
 
     def peek(self) -> Tensor:
         """The tensor as it is now: no use is counted, and no state changes."""
-        data, trip = self.moved.data, self.moved.trip
+        data, copy = self.moved.data, self.moved.copy
         if data is None:  # once for each class of recipes
-            trip.copied.synchronize()
-            data = trip.place.memory.to(self.counter.device, copy=True)
+            copy.copied.synchronize()
+            data = copy.pinned.memory.to(self.counter.device, copy=True)
         elif self.moved.state is RecordState.RETURNING:
-            self.run.bring(self.moved)
+            self.run.read(self.moved)
         return self._inside(data)
 
     def _inside(self, data: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ So whatever a forward does, more is kept at worst, as without us.
 (tests/ssdtrain/cache/test_quiet.py)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from ssdtrain.cache.record import Lane
 from ssdtrain.cache.rows import (
     KeptRow,
     ParameterRow,
@@ -30,6 +31,7 @@ from ssdtrain.cache.rows import (
     Row,
     WrappedRow,
 )
+from ssdtrain.cache.spec import Spec
 from ssdtrain.counters import Count, Counters
 
 LEAST_ROWS = 3
@@ -69,7 +71,9 @@ class ForwardHooks(saved_tensors_hooks):
     mended where the forward ends (`TensorCache.forward_ends`).
     """
 
-    def __init__(self, pack: Any, unpack: Any) -> None:
+    def __init__(
+        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]
+    ) -> None:
         # As torch's own, without a call more.
         self.pack_hook, self.unpack_hook = pack, unpack
         self._are_off = False
@@ -142,7 +146,9 @@ class WithoutHooks:
 class Quietly(WithoutHooks):
     """Around a quiet call of a lane that follows its table: no hooks."""
 
-    def __init__(self, hooks: ForwardHooks, lane: Any, rows: Any, of: Passage) -> None:
+    def __init__(
+        self, hooks: ForwardHooks, lane: Lane, rows: Iterator[Row], of: Passage
+    ) -> None:
         super().__init__(hooks)
         self._lane, self._rows, self._passage = lane, rows, of
 
@@ -160,8 +166,8 @@ class Watched:
     def __init__(
         self,
         passages: dict[int, Passage],
-        lane: Any,
-        specs: Any,
+        lane: Lane,
+        specs: list[Spec],
         counters: Counters,
         arguments: Iterable[Any],
     ) -> None:

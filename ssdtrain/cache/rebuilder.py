@@ -35,7 +35,6 @@ from ssdtrain.cache.recipes import Recipes
 from ssdtrain.cache.record import (
     Handle,
     Kept,
-    Known,
     Lane,
     ParameterView,
     Rebuilt,
@@ -43,6 +42,7 @@ from ssdtrain.cache.record import (
     Record,
     RecordView,
 )
+from ssdtrain.cache.state import Known
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
@@ -50,7 +50,7 @@ from ssdtrain.numerics import numerics, restored
 from ssdtrain.rebuild.admission import Classes, is_dense, same_bytes
 from ssdtrain.rebuild.between import is_unwritten
 from ssdtrain.rebuild.compiled import Compiled, RecipeMemory
-from ssdtrain.rebuild.expression import Expression, Held, Layout, evaluate
+from ssdtrain.rebuild.expression import Expression, Layout, TensorInput, evaluate
 from ssdtrain.rebuild.finder import Finder, Found
 from ssdtrain.rebuild.frame import epsilon_now
 from ssdtrain.rebuild.graph import AutogradGraph, Store, notes_of
@@ -140,7 +140,7 @@ class Rebuilder(Recipes):
         if expression is None:
             return None
         lane.num_recipes += 1
-        rebuilt = self._add(expression, expression.held, base, Layout.of(base), key)
+        rebuilt = self._add(expression, expression.inputs, base, Layout.of(base), key)
         if self._is_remembered(lane) and found.search is not None:
             rebuilt.compiled = Compiled.of(expression, found.search, base)
             if rebuilt.compiled is not None:
@@ -150,11 +150,11 @@ class Rebuilder(Recipes):
     def _is_remembered(self, lane: Lane) -> bool:
         """Whether what is found is asked for again, by rows or of what looks the
         same."""
-        is_placed = lane.binding is not None or self._cache.course.observer.listens
+        is_placed = lane.binding is not None or self._cache.cursor.observer.listens
         return is_placed or self._follows_plan(lane)
 
     def _follows_plan(self, lane: Lane) -> bool:
-        return self._cache.course.of(lane).orders is not None
+        return self._cache.cursor.of(lane).orders is not None
 
     def _asked_again(
         self, base: Tensor, lane: Lane
@@ -165,14 +165,14 @@ class Rebuilder(Recipes):
         cache = self._cache
         if base.grad_fn is None or cache.captures.is_forward:
             return None
-        if cache.regions.current is not None or cache.course.observer.listens:
+        if cache.regions.current is not None or cache.cursor.observer.listens:
             return None
         if not self._follows_plan(lane):
             return None
         for compiled in self._memory.of(base):
             asked = self.finder.again(compiled, base, self.keeper)
             # The longest chain is the search's to know.
-            if asked and _depth(asked.held) <= _depth(compiled.expression.held):
+            if asked and _depth(asked.inputs) <= _depth(compiled.expression.inputs):
                 return compiled, asked
         return None
 
@@ -220,7 +220,7 @@ class Rebuilder(Recipes):
     def _add(
         self,
         expression: Expression,
-        operands: Sequence[Held],
+        operands: Sequence[TensorInput],
         base: Tensor,
         layout: Layout,
         key: Key | None,
@@ -228,7 +228,7 @@ class Rebuilder(Recipes):
         """A recipe is used instead of bytes."""
         lane = self._cache.lanes.current
         holders, retired = (
-            tuple([held.holder for held in operands]),
+            tuple([each.holder for each in operands]),
             self._cache.retired,
         )
         rebuilt = Rebuilt(expression, holders, layout, base.nbytes, lane, retired)
@@ -238,13 +238,13 @@ class Rebuilder(Recipes):
         if key is not None:
             self._alive.add(key, rebuilt)
         stored_bytes = 0
-        for held in operands:
-            holder = held.holder
+        for each in operands:
+            holder = each.holder
             if type(holder) is MovedHandle:  # as most are
                 holder.moved.num_handles += 1
             else:
                 _count_handle(holder)
-            stored_bytes += held.stored_bytes
+            stored_bytes += each.stored_bytes
         spared_bytes = rebuilt.num_bytes - stored_bytes
         self._cache.ledger.counters.rebuilt(
             expression.recipe, spared_bytes, num_records=1
@@ -259,16 +259,16 @@ class Rebuilder(Recipes):
         return False
 
     def _is_equal_here(
-        self, expression: Expression, operands: Sequence[Held], base: Tensor
+        self, expression: Expression, operands: Sequence[TensorInput], base: Tensor
     ) -> bool:
         """Whether the item that is packed now is what the recipe makes."""
-        holders = [held.holder for held in operands]
+        holders = [each.holder for each in operands]
         return self._equals(expression, holders, self._place, base)
 
     @property
     def _place(self) -> tuple[int, int]:
         """Of the first save of the item that is packed now."""
-        return self._cache.course.serving, 0
+        return self._cache.cursor.serving, 0
 
     def _key_of(self, expression: Expression, place: tuple[int, int]) -> Hashable:
         return self._cache.lanes.current.kind, place, expression.recipe
@@ -325,11 +325,11 @@ class Rebuilder(Recipes):
         if not self._admits(plain, base):
             self.keeper.refuse()
             return None
-        return plain if self._is_equal_here(plain, plain.held, base) else None
+        return plain if self._is_equal_here(plain, plain.inputs, base) else None
 
     def _admits(self, expression: Expression, base: Tensor) -> bool:
         """Whether its class gave the same bytes: [Note: admission]."""
-        holders = [held.holder for held in expression.held]
+        holders = [each.holder for each in expression.inputs]
         captured = self._cache.captures.is_forward
         if captured and expression.is_compared_always:
             return False  # nothing can be compared now
@@ -453,7 +453,7 @@ class Rebuilder(Recipes):
 
     def _rebuild(self, rebuilt: Rebuilt) -> Tensor:
         expression, ledger = rebuilt.expression, self._cache.ledger
-        observer, clock = self._cache.course.observer, ledger.clock
+        observer, clock = self._cache.cursor.observer, ledger.clock
         handed_bytes = ledger.handed_bytes
         try:
             read = self._cache.read
@@ -474,8 +474,8 @@ class Rebuilder(Recipes):
                 size = rebuilt.num_bytes
                 clock.end(begun, expression.recipe, rebuilt.place, size)
             if observer.listens:
-                course = self._cache.course.of(rebuilt.lane)
-                observer.rebuilt(course.number, rebuilt.item)
+                cursor = self._cache.cursor.of(rebuilt.lane)
+                observer.rebuilt(cursor.number, rebuilt.item)
         finally:
             ledger.was_read(handed_bytes)
         if not rebuilt.layout.is_of(tensor) or tensor.storage_offset():
@@ -491,8 +491,8 @@ class Rebuilder(Recipes):
         self._stop_listening()
 
 
-def _depth(operands: Iterable[Held]) -> int:
-    return max((held.depth for held in operands), default=0)
+def _depth(operands: Iterable[TensorInput]) -> int:
+    return max((each.depth for each in operands), default=0)
 
 
 def _count_handle(handle: Handle) -> None:

@@ -32,7 +32,7 @@ from ssdtrain.cache.identity import (
     check_version,
     is_plain,
 )
-from ssdtrain.cache.state import Bytes, Holding, RecordState, SavedBytes
+from ssdtrain.cache.state import Booked, Bytes, RecordState, SavedBytes
 from ssdtrain.errors import RegionError
 from ssdtrain.gathered import is_gathered
 from ssdtrain.plan.placement import Placement
@@ -47,38 +47,7 @@ class _Death(weakref.ref[Any]):
     """A weak reference that knows what its object leaves behind."""
 
     __slots__ = ("holding",)
-    holding: Holding
-
-
-class Known:
-    """Living records by key. A `WeakValueDictionary` would run Python when one dies;
-    see [Note: destructors]."""
-
-    def __init__(self) -> None:
-        self._owners: dict[Key, weakref.ref[Any]] = {}
-
-    def get(self, key: Key) -> Any:
-        """The record of this key, while it lives."""
-        found = self._owners.get(key)
-        return None if found is None else found()
-
-    def add(self, key: Key, owner: Any) -> None:
-        """Find it by this key until it is collected."""
-        self._owners[key] = weakref.ref(owner)
-        owner.holding.known = (self, key)
-
-    def forget(self, key: Key) -> None:
-        """The record of this key is dead, unless another one has taken its place."""
-        if self.get(key) is None:
-            self._owners.pop(key, None)
-
-    def values(self) -> list[Any]:
-        """All that live."""
-        found = [owner() for owner in self._owners.values()]
-        return [owner for owner in found if owner is not None]
-
-    def __len__(self) -> int:
-        return len(self.values())
+    holding: "Holding"
 
 
 class Retired:
@@ -91,7 +60,7 @@ class Retired:
         """A weak reference calls back only while it is alive itself."""
         self._append = self.queue.append
 
-    def watch(self, owner: object, holding: Holding) -> None:
+    def watch(self, owner: object, holding: "Holding") -> None:
         """Queue the holding when `owner` dies."""
         death = _Death(owner, self._append)
         death.holding = holding
@@ -132,7 +101,7 @@ class LaneProfile:
 NO_GROWTH = BytesByGrowth()
 
 
-class Way:
+class LanePlan:
     """What the orders of a kind of lane say of all its lanes; made once a plan."""
 
     def __init__(
@@ -162,43 +131,45 @@ class Way:
             )
 
 
-NO_WAY = Way(None)
+NO_PLAN = LanePlan(None)
 """Of a lane without orders."""
 
 
-class LaneCourse:
+class LaneCursor:
     """A lane's way through its plan: see [Note: marks] in plan/profile.py."""
 
-    def __init__(self, number: int, way: Way, most_ratio: float = math.inf) -> None:
+    def __init__(
+        self, number: int, plan: LanePlan, most_ratio: float = math.inf
+    ) -> None:
         self.number = number
         """Of the lane in its step."""
         self.most_ratio = most_ratio
         """A lane that is larger than the plan's by more than this leaves it."""
-        self.most_first = way.by_growth.even_ratio(most_ratio)
+        self.most_first = plan.by_growth.even_ratio(most_ratio)
         """The same one whose first item is."""
-        self.orders = way.orders
+        self.orders = plan.orders
         """None: not planned."""
         self.num_items = 0
         self.floating: list[int] = []
         """Inputs of regions that did not come in their place, and may come later."""
         self.num_uses = 0
-        self.chosen = way.chosen
+        self.chosen = plan.chosen
         """Region calls that run again, also if the lane leaves its plan."""
         self.runs_all = False
         """Whether all region calls that come do: it has left its plan."""
-        self.is_free = way is NO_WAY
+        self.is_free = plan is NO_PLAN
         """Whether there is no plan for it from its first tensor on."""
         self.first_bytes = 0
         """Of its first item, if there is none."""
         self.planned_bytes = self.own_bytes = 0
         """Of the items so far: by the plan, and as they are."""
-        self.storing = way.storing
+        self.storing = plan.storing
         """Of these: region calls some of whose tensors are stored all the same."""
         self.records: dict[int, weakref.ref[Any]] = {}
         """A `Record`, or a `Moved` of a table, by item."""
-        self.loads = way.loads
+        self.loads = plan.loads
         """Batches of items to load, by the number of the use."""
-        self.reading = way.reading.copy()
+        self.reading = plan.reading.copy()
         """Items to read from the SSD ahead of their load, last first."""
 
     @property
@@ -243,7 +214,7 @@ class Lane:
         """Of the tensors among its forward's arguments; 0: unknown."""
         self.sized: SizedPlan | None = None
         """The plan that it follows, once its forward has begun."""
-        self.course: LaneCourse | None = None
+        self.cursor: LaneCursor | None = None
         """Its items and orders, from its first saved tensor on."""
         self.run: Any = None
         """While its forward follows a table: see [Note: compiled plan]."""
@@ -306,11 +277,24 @@ class Lane:
         self.profile.order = [*self.uses, *unused]
 
 
+class Holding(Booked):
+    """What a record, or a whole lane, must give back when it is dead."""
+
+    __slots__ = ("lane",)
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.known = self.transfer = self.load = None
+        self.live_bytes = self.held_bytes = 0
+
+
 class Record(SavedBytes):
     """The bytes of one base tensor at one version; those that a region makes again have
     states of their own."""
 
     __slots__ = ("item", "key", "ordinal", "region", "retired")
+    holding: Holding
+    lane: Lane
 
     def __init__(
         self, key: Key, lane: Lane, name: str, retired: Retired, ledger: Bytes
@@ -443,7 +427,7 @@ class Rebuilt:
     ) -> None:
         self.expression = expression
         self.holders = holders
-        """Handles of its inputs, in the order of `expression.held`."""
+        """Handles of its inputs, in the order of `expression.inputs`."""
         self.compiled: Compiled | None = None
         """What a row of a table may ask instead of searching."""
         self.numerics: Any = None

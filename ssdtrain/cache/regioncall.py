@@ -17,16 +17,18 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 
 from ssdtrain.cache.attention import StoredAttention
+from ssdtrain.cache.context import CacheContext
+from ssdtrain.cache.digest import Digests
 from ssdtrain.cache.identity import check_late_writer, check_version
 from ssdtrain.cache.inputs import Inputs
-from ssdtrain.cache.record import Handle, Lane
+from ssdtrain.cache.record import Handle, Holding, Lane
 from ssdtrain.cache.savedindex import (
     SavedIndex,
     SavedTensors,
@@ -36,14 +38,13 @@ from ssdtrain.cache.savedindex import (
     looks_of,
 )
 from ssdtrain.cache.savedplaces import PlaceHandle, SavedPlaces
-from ssdtrain.cache.state import Holding
 from ssdtrain.cache.table import RegionPart
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import InPlaceError, RegionError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.rebuild.modes import may_meddle, without_modes
 from ssdtrain.regions.arguments import Arguments
-from ssdtrain.regions.attention import Watched
+from ssdtrain.regions.attention import RerunAttention
 from ssdtrain.regions.before import Before, Seen
 from ssdtrain.regions.conditions import (
     Conditions,
@@ -55,12 +56,25 @@ from ssdtrain.regions.rerun import Collector, is_parameter
 from ssdtrain.regions.updated import UnwrittenDigests
 from ssdtrain.regions.weights import RegionWeights
 
-if TYPE_CHECKING:
-    from ssdtrain.cache.regions import Regions
-
 REGION = "region"
 MAX_DRAWS = 3
 """Re-runs of a forward that draws, while others draw from the same generator."""
+
+
+class CallOwner(Protocol):
+    """What a call asks of the cache's `Regions`."""
+
+    cache: CacheContext
+    unpack: Any
+
+    @property
+    def digests(self) -> Digests: ...
+    def computes(self, region: Region, reason: str) -> None: ...
+    def digest(self, tensor: Tensor) -> Tensor | None: ...
+    def refuse(self, region: Region, reason: str) -> None: ...
+    def shortage(
+        self, call: "RegionCall", error: torch.OutOfMemoryError
+    ) -> torch.OutOfMemoryError: ...
 
 
 class RegionCall:
@@ -68,10 +82,10 @@ class RegionCall:
 
     def __init__(
         self,
-        regions: "Regions",
+        regions: CallOwner,
         region: Region,
         number: int,
-        forward: Any,
+        forward: Callable[..., Any],
         lane: Lane,
         seen: Seen,
     ) -> None:
@@ -110,7 +124,9 @@ class RegionCall:
         self._task: int | None = None
         self.dropped_bytes = 0
         self.holding = Holding(lane)
-        self.inputs = Inputs(self._cache, lane, number, self.holding)
+        self.inputs = Inputs(
+            self._cache.cursor, self._cache.ledger, lane, number, self.holding
+        )
         self._places: SavedPlaces | None = None
         """Made for the first tensor that is not saved by index."""
         device = self._cache.device.torch_device
@@ -135,7 +151,7 @@ class RegionCall:
         if looks:
             read = self._before.seen.unwritten()
             self._unwritten = UnwrittenDigests(read, self._regions.digest)
-        keeps = cache.course.rule.placement is Placement.KEEP and self.lane.run is None
+        keeps = cache.cursor.rule.placement is Placement.KEEP and self.lane.run is None
         keeps = keeps and cache.needs_no_record(self)
         self.inputs.store(leaves, arguments, pack, digests, keeps=keeps)
 
@@ -329,9 +345,9 @@ class RegionCall:
         row = None if self.part is None else self.part.using.get(index)
         if row is None:
             return self.use(index)
-        at = self.run.begin_use(row)
+        at = self.run.mark_use(row)
         tensor = self.use(index)
-        self.run.end_use(at)
+        self.run.load_at(at)
         return tensor
 
     def use(self, index: int) -> Tensor:
@@ -381,7 +397,7 @@ class RegionCall:
             self._cache.enter_backward(self.lane)
             self._check()
             # Its inputs' uses are no marks.
-            found = self._cache.course.inside_use(self._collected)
+            found = self._cache.cursor.inside_use(self._collected)
             self._hand_out(found)
             self._forget_later()
 
@@ -410,7 +426,7 @@ class RegionCall:
         found: list[Tensor] = []
         args, kwargs = self.inputs.values(self._unpack)
         num_places = self.num_places
-        watched: Watched | None = None
+        watched: RerunAttention | None = None
         if self._attention is not None:
             watched = self._attention.watched(num_places)
             if watched.hears is None:
@@ -438,11 +454,15 @@ class RegionCall:
         return found
 
     def _has_run(
-        self, collector: Collector, args: Any, kwargs: Any, watched: Watched | None
+        self,
+        collector: Collector,
+        args: Any,
+        kwargs: Any,
+        watched: RerunAttention | None,
     ) -> bool:
         """Run the forward again; whether it drew what it drew before."""
-        course = self._cache.course
-        course.observer.runs_again()
+        cursor = self._cache.cursor
+        cursor.observer.runs_again()
         # Also where nothing is known to be drawn: `torch.random.fork_rng()` hides it.
         before, expected = RandomState.now(self._device), self._random_end
         self._random.restore(self._device)
@@ -460,17 +480,17 @@ class RegionCall:
         finally:
             drawn = None if expected is None else RandomState.now(self._device)
             before.restore(self._device)
-        if course.observer.hears_reruns:
-            course.observer.ran_again(course.of(self.lane).number, self.number)
+        if cursor.observer.hears_reruns:
+            cursor.observer.ran_again(cursor.of(self.lane).number, self.number)
         return expected is None or drawn is None or expected.is_same(drawn)
 
-    def _is_lost(self, watched: Watched) -> bool:
+    def _is_lost(self, watched: RerunAttention) -> bool:
         """Learn of its attention; whether the re-run must be done again without it."""
-        attention, course = self.attention, self._cache.course
+        attention, cursor = self.attention, self._cache.cursor
         for reason in watched.reasons:
             self._regions.computes(self.region, reason)
-        if course.observer.listens:
-            lane = course.of(self.lane).number
+        if cursor.observer.listens:
+            lane = cursor.of(self.lane).number
             attention.learn(watched, lane, self.number, self.num_places)
         return attention.is_lost(watched)
 

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterable
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from ssdtrain.cache.course import OUTSIDE_PLAN
+from ssdtrain.cache.context import CacheContext
+from ssdtrain.cache.cursor import OUTSIDE_PLAN
 from ssdtrain.cache.digest import Digests, word_bytes
 from ssdtrain.cache.identity import is_plain
 from ssdtrain.cache.living import Living
@@ -39,9 +40,6 @@ from ssdtrain.regions.kvcaches import EmptyCaches, Slots, with_given, with_own
 from ssdtrain.regions.updated import storages, storages_of
 from ssdtrain.regions.weights import has_place
 
-if TYPE_CHECKING:
-    from ssdtrain.cache.cache import TensorCache
-
 logger = logging.getLogger(__name__)
 
 
@@ -57,7 +55,7 @@ class Choice(Enum):
 class Regions:
     """The region calls of one cache."""
 
-    def __init__(self, cache: "TensorCache") -> None:
+    def __init__(self, cache: CacheContext) -> None:
         self.cache = cache
         self.choice = Choice.NONE
         self.current: RegionCall | None = None
@@ -196,20 +194,20 @@ class Regions:
         cache, lane = self.cache, self.cache.lanes.current
         with cache.lock:  # another thread's re-run has set what a call notes of here
             call = RegionCall(self, region, number, forward, lane, seen)
-            course = cache.course
-            if course.observer.listens:
-                told = course.of(lane).number, number, call.region.path
-                course.observer.region(*told)
-            course.storing = number
+            cursor = cache.cursor
+            if cursor.observer.listens:
+                told = cursor.of(lane).number, number, call.region.path
+                cursor.observer.region(*told)
+            cursor.storing = number
             try:
                 call.store(leaves, arguments, self.pack)
             finally:
-                course.storing = OUTSIDE_PLAN
+                cursor.storing = OUTSIDE_PLAN
             self._alive.add(call)
             cache.retired.watch(call, call.holding)
             lane.num_live += 1
             self.current = call
-            course.region = number
+            cursor.region = number
             if cache.needs_no_record(call):  # a lane may have left its table just now
                 self._save_by_index(call)
         return call
@@ -238,7 +236,7 @@ class Regions:
                 counters = self.cache.ledger.counters
                 counters.rebuilt(REGION, call.dropped_bytes)
             if not call.drops:
-                self.cache.course.observer.refused()
+                self.cache.cursor.observer.refused()
         if meter is not None:
             meter.region_ended(since_ns)
 
@@ -250,7 +248,7 @@ class Regions:
     def _leave(self) -> None:
         self.take_off()
         self.current = None
-        self.cache.course.region = OUTSIDE_PLAN
+        self.cache.cursor.region = OUTSIDE_PLAN
 
     def shortage(
         self, call: RegionCall, error: torch.OutOfMemoryError
@@ -302,9 +300,9 @@ class Regions:
             hooks.__exit__()
 
     def _is_chosen(self, lane: Lane, number: int) -> bool:
-        course = lane.course or self.cache.course.of(lane)
-        if self.choice is Choice.PLANNED or course.orders is not None:
-            return course.runs_all or number in course.chosen
+        cursor = lane.cursor or self.cache.cursor.of(lane)
+        if self.choice is Choice.PLANNED or cursor.orders is not None:
+            return cursor.runs_all or number in cursor.chosen
         return True
 
     def _refusal(self, region: Region, leaves: Iterable[Any]) -> str | None:
@@ -344,9 +342,9 @@ class Regions:
         """A call does not run again; counted, and told once. A plan that has chosen it
         does not fit its lane."""
         region.strike(reason)
-        lane, course = self.cache.lanes.current, self.cache.course
+        lane, cursor = self.cache.lanes.current, self.cache.cursor
         if lane.run is None:  # a table is left by its rows
-            course.leave(course.of(lane))
+            cursor.leave(cursor.of(lane))
         if region.path not in self.reasons:
             level = logging.INFO if self.reasons else logging.WARNING
             told = "ssdtrain: %s does not run again: %s"

@@ -3,22 +3,43 @@
 See [Note: compiled plan] in table.py.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterViewHandle
-from ssdtrain.cache.identity import View, parameter_of
-from ssdtrain.cache.record import Handle, Part, alias_of
+from ssdtrain.cache.handles import KeptHandle, ParameterViewHandle
+from ssdtrain.cache.identity import View, check_version, parameter_of
+from ssdtrain.cache.record import Handle, Kept, Part, alias_of
 from ssdtrain.cache.spec import NOTHING, Spec
 from ssdtrain.cache.wrapped import Shell, Unwrapped, WrappedHandle, as_made, unwrapped
 from ssdtrain.plan.plan import Order
 from ssdtrain.rebuild.compiled import Compiled
 from ssdtrain.transfer.copies import PinnedBuffer
 
-if TYPE_CHECKING:
-    from ssdtrain.cache.run import Run
+
+class Follower(Protocol):
+    """What rows ask of the lane that follows their table (`Run`)."""
+
+    unpack_generally: Callable[[Any], Tensor]
+    may_move: Callable[[Tensor], bool]
+
+    def leave_table(self, tensor: Tensor) -> Handle: ...
+    def pack_generally(self, tensor: Tensor, row: "ItemRow") -> Handle: ...
+    def keep(self, row: "KeptItemRow") -> None: ...
+    def use(self, handle: "KeptItemHandle") -> None: ...
+    def open_record(self, row: "RecordRow", tensor: Tensor) -> Handle: ...
+    def join_record(self, row: "RecordAgainRow", tensor: Tensor) -> Handle: ...
+    def send(self, row: "HostRow", tensor: Tensor) -> Handle: ...
+    def send_again(self, row: "HostAgainRow", tensor: Tensor) -> Handle: ...
+    def stay(self, row: "StayRow", tensor: Tensor) -> Handle: ...
+    def rebuild(
+        self, row: "RebuiltRow", tensor: Tensor, wrapper: Tensor | None
+    ) -> Handle: ...
+    def rebuild_again(
+        self, row: "RebuiltAgainRow", tensor: Tensor, wrapper: Tensor | None
+    ) -> Handle: ...
 
 
 class Row:
@@ -26,7 +47,7 @@ class Row:
 
     __slots__ = ()
 
-    def pack(self, tensor: Tensor, run: "Run") -> Any:
+    def pack(self, tensor: Tensor, run: Follower) -> Any:
         """The handle for autograd. Here: of a tensor that no row of this kind serves,
         or one that `Run.hooks` serves in place and that is not what the row says."""
         return run.leave_table(tensor)
@@ -63,7 +84,7 @@ class ParameterViewRow(Row):
         """Where the last one lay that may not be held."""
         self.num_bytes = num_bytes
 
-    def pack(self, tensor: Tensor, run: "Run") -> Any:
+    def pack(self, tensor: Tensor, run: Follower) -> Any:
         """Called only where the look in `Run.hooks` failed: it is no such view, or one
         whose parameter's data are gathered."""
         parameter = tensor._base
@@ -130,7 +151,7 @@ class GeneralRow(ItemRow):
 
     __slots__ = ()
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+    def pack(self, tensor: Tensor, run: Follower) -> Handle:
         """As the general path does."""
         return run.pack_generally(tensor, self)
 
@@ -165,7 +186,9 @@ class RebuiltRow(ItemRow):
             shape = torch.Size(layout.shape)
             self.whole = View(layout.dtype, shape, layout.stride, 0, False, False)
 
-    def pack(self, tensor: Tensor, run: "Run", wrapper: Tensor | None = None) -> Handle:
+    def pack(
+        self, tensor: Tensor, run: Follower, wrapper: Tensor | None = None
+    ) -> Handle:
         """A handle that makes it again; the general path's, of the wrapper if it is the
         part of one, where that must not be."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
@@ -178,7 +201,9 @@ class RebuiltAgainRow(ItemRow):
 
     __slots__ = ()
 
-    def pack(self, tensor: Tensor, run: "Run", wrapper: Tensor | None = None) -> Handle:
+    def pack(
+        self, tensor: Tensor, run: Follower, wrapper: Tensor | None = None
+    ) -> Handle:
         """A handle of the same recipe, if these are its bytes; else as `RebuiltRow`."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
             return run.rebuild_again(self, tensor, wrapper)
@@ -202,7 +227,7 @@ class KeptItemRow(ItemRow):
         self.opener = opener
         self.freed_bytes = freed_bytes
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+    def pack(self, tensor: Tensor, run: Follower) -> Handle:
         """Keep it, unless it is a parameter or of another size."""
         if type(tensor) is Tensor and tensor.nbytes == self.num_bytes:
             base = tensor._base
@@ -211,6 +236,34 @@ class KeptItemRow(ItemRow):
                     run.keep(self)
                 return KeptItemHandle(tensor.detach(), tensor._version, self, run)
         return run.leave_table(tensor)
+
+
+class KeptItemHandle(Handle):
+    """A tensor that stays, and at whose use the plan has something to do."""
+
+    __slots__ = ("is_closed", "row", "run", "tensor", "version")
+
+    def __init__(
+        self, tensor: Tensor, version: int, row: KeptItemRow, run: Follower
+    ) -> None:
+        self.tensor = tensor
+        self.version = version
+        self.row = row
+        self.run = run
+        self.is_closed = False
+        """Whether its bytes have been booked as gone."""
+
+    @property  # what is an attribute of others would be a second copy here
+    def source(self) -> Kept:  # type: ignore[override]
+        """As the general path would hold it."""
+        return Kept(self.tensor, self.version)
+
+    def get(self) -> Tensor:
+        """The tensor; `InPlaceError` if it was changed after it was saved."""
+        if self.tensor._version != self.version:
+            check_version(self.tensor, self.version, self.row.name)
+        self.run.use(self)
+        return self.tensor
 
 
 class StoredRow(ItemRow):
@@ -239,13 +292,13 @@ class StoredRow(ItemRow):
         self.name = order.name
         self.order = order
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+    def pack(self, tensor: Tensor, run: Follower) -> Handle:
         """Take it over, if these may be its bytes."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
             return self.take(tensor, run)
         return run.leave_table(tensor)
 
-    def take(self, tensor: Tensor, run: "Run") -> Handle:
+    def take(self, tensor: Tensor, run: Follower) -> Handle:
         """As `pack`, for a tensor that may be served, of whatever size; each kind's
         own."""
         raise NotImplementedError
@@ -257,7 +310,7 @@ class RecordRow(StoredRow):
 
     __slots__ = ()
 
-    def take(self, tensor: Tensor, run: "Run") -> Handle:
+    def take(self, tensor: Tensor, run: Follower) -> Handle:
         """Identify its bytes, and send them off if the plan says so."""
         return run.open_record(self, tensor)
 
@@ -276,7 +329,7 @@ class HostRow(StoredRow):
         super().__init__(spec, order, is_read=is_read, is_shared=is_shared)
         self.free: list[PinnedBuffer] = []
 
-    def take(self, tensor: Tensor, run: "Run") -> Handle:
+    def take(self, tensor: Tensor, run: Follower) -> Handle:
         """Send it off."""
         return run.send(self, tensor)
 
@@ -286,7 +339,7 @@ class StayRow(StoredRow):
 
     __slots__ = ()
 
-    def take(self, tensor: Tensor, run: "Run") -> Handle:
+    def take(self, tensor: Tensor, run: Follower) -> Handle:
         """Keep it where recipes find it."""
         return run.stay(self, tensor)
 
@@ -296,7 +349,7 @@ class HostAgainRow(StoredRow):
 
     __slots__ = ()
 
-    def take(self, tensor: Tensor, run: "Run") -> Handle:
+    def take(self, tensor: Tensor, run: Follower) -> Handle:
         """A handle of the same bytes, if these are they."""
         return run.send_again(self, tensor)
 
@@ -306,7 +359,7 @@ class RecordAgainRow(StoredRow):
 
     __slots__ = ()
 
-    def take(self, tensor: Tensor, run: "Run") -> Handle:
+    def take(self, tensor: Tensor, run: Follower) -> Handle:
         """A handle of the same record, if these are its bytes."""
         return run.join_record(self, tensor)
 
@@ -356,7 +409,7 @@ class WrappedRow(Row):
         self._kind: Any = None
         """DTensor, once one was here."""
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+    def pack(self, tensor: Tensor, run: Follower) -> Handle:
         """A handle around the part's."""
         found = self._part_of(tensor)
         if found is None:
@@ -375,7 +428,7 @@ class WrappedRow(Row):
                 return handle  # the general path's
         else:
             handle = inner.pack(local, run)
-        return WrappedHandle(tensor, shell, handle, run.bring_back)
+        return WrappedHandle(tensor, shell, handle, run.unpack_generally)
 
     def _part_of(self, tensor: Any) -> Unwrapped | None:
         """As `unwrapped`, for what was here before in a few looks. A row that moves

@@ -13,19 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ssdtrain.cache.handles import (
-    KeptHandle,
-    KeptItemHandle,
-    ParameterHandle,
-    ParameterViewHandle,
-)
+from ssdtrain.cache.handles import KeptHandle, ParameterHandle, ParameterViewHandle
 from ssdtrain.cache.identity import Key, extent_bytes, identify, stamp_of
-from ssdtrain.cache.moved import Moved, MovedHandle
+from ssdtrain.cache.moved import MovedHandle, MovedTensor
 from ssdtrain.cache.quiet import ForwardHooks, Quietly, sizes_of
 from ssdtrain.cache.record import (
     Handle,
+    Holding,
     Lane,
-    LaneCourse,
+    LaneCursor,
     RebuiltView,
     Record,
     handle_of,
@@ -36,6 +32,7 @@ from ssdtrain.cache.rows import (
     GeneralRow,
     HostAgainRow,
     HostRow,
+    KeptItemHandle,
     KeptItemRow,
     KeptRow,
     ParameterRow,
@@ -50,8 +47,8 @@ from ssdtrain.cache.rows import (
 )
 from ssdtrain.cache.savedindex import SealedIndex
 from ssdtrain.cache.savedplaces import PlaceHandle
-from ssdtrain.cache.spec import NOTHING, Behind, Spec
-from ssdtrain.cache.state import Holding, RecordState
+from ssdtrain.cache.spec import NOTHING, QuietCounts, Spec
+from ssdtrain.cache.state import RecordState
 from ssdtrain.cache.table import Hooks, Pack, RegionPart, Table, Unpack
 from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.cache.wrapped import FlattenedHandle, WrappedHandle
@@ -59,7 +56,7 @@ from ssdtrain.counters import Count
 from ssdtrain.gathered import MARK
 from ssdtrain.rebuild import modes
 from ssdtrain.rebuild.modes import may_meddle, without_modes
-from ssdtrain.transfer.copies import Trip, buffer_for, fits, refitted
+from ssdtrain.transfer.copies import PinnedCopy, buffer_for, fits_buffer, refitted
 
 
 class Run:
@@ -68,10 +65,10 @@ class Run:
     def __init__(self, cache: Any, lane: Lane, table: Table, general: Hooks) -> None:
         self._cache = cache
         self._generally: Pack = untraced(general[0])
-        self.bring_back: Unpack = untraced(general[1])  # a wrapper's part, too
+        self.unpack_generally: Unpack = untraced(general[1])  # a wrapper's part, too
         self._lane = lane
         self._table = table
-        self._course: LaneCourse = cache.course.of(lane)
+        self._cursor: LaneCursor = cache.cursor.of(lane)
         self._lock = cache.lock
         self.may_move: Callable[[Tensor], bool] = cache.is_movable
         self.nothing: Tensor = cache.nothing
@@ -79,7 +76,7 @@ class Run:
         self._rows: Iterator[Row] = iter(table.rows)
         self.following: Callable[[], Row] = self._rows.__next__
         """The row of the next tensor."""
-        self._moved: dict[int, weakref.ref[Moved]] = {}
+        self._moved: dict[int, weakref.ref[MovedTensor]] = {}
         self._dues: dict[int, int | None] = {}
         """Marks of the release of records that the last of their rows will send."""
         self._used: set[Any] = set()
@@ -102,7 +99,7 @@ class Run:
 
     def hooks(self) -> tuple[Pack, Unpack]:  # noqa: C901 (in place: no calls)
         """What autograd calls. The rows that most tensors have are served in place."""
-        general, pid, getpid = self.bring_back, self._cache.owner.pid, os.getpid
+        general, pid, getpid = self.unpack_generally, self._cache.owner.pid, os.getpid
         dispatching, overriding, inferring = modes.ASKED
         telling = self._table.telling
 
@@ -195,7 +192,7 @@ class Run:
         ratio = num_bytes / max(1, row.num_bytes)
         if not self._num_resized and number <= self._table.first_item:
             over = ratio * self._table.first_ratio
-            if self._cache.course.is_too_large(self._course, over):
+            if self._cache.cursor.is_too_large(self._cursor, over):
                 return self.outgrow(tensor, over)
             self._first_ratio = over
         self._num_resized += 1
@@ -230,9 +227,9 @@ class Run:
     def mark_in_region(self, row: RegionItemRow) -> None:
         """A mark: a tensor of a region that runs again is saved."""
         with self._lock:
-            num_items = self._course.num_items
+            num_items = self._cursor.num_items
             self._advance(row, row.marks)
-            self._course.num_items = max(num_items, row.item + 1)
+            self._cursor.num_items = max(num_items, row.item + 1)
 
     def leave_region(self, part: RegionPart, looks: list[Any]) -> None:
         """Its forward has ended.
@@ -243,7 +240,7 @@ class Run:
         if len(looks) != len(part.looks):
             with self._lock:
                 self._stop()
-                self._cache.course.leave(self._course)
+                self._cache.cursor.leave(self._cursor)
             return
         for (look, own_bytes), (shape, *_) in zip(part.looks, looks, strict=True):
             if look is not None and own_bytes and look.shape != shape:
@@ -297,13 +294,13 @@ class Run:
         cache, behind = self._cache, row.behind
         if cache.retired.queue or cache.ledger.handed_bytes or cache.window.lingering:
             cache.collect()
-        self._course.num_items = row.item + 1
+        self._cursor.num_items = row.item + 1
         if behind is NOTHING:
-            cache.course.mark += marks
+            cache.cursor.mark += marks
         else:
-            cache.course.mark += marks + behind.marks
+            cache.cursor.mark += marks + behind.marks
             self._live_behind(behind)
-        if cache.course.mark >= cache.window.next_due:
+        if cache.cursor.mark >= cache.window.next_due:
             cache.moves.release_due()
 
     def open_record(self, row: RecordRow, tensor: Tensor) -> Handle:
@@ -317,7 +314,7 @@ class Run:
             order = row.order
             record = self._cache.open_planned(tensor, key, order.name, row.item)
             after = order.release_after
-            due = self._cache.course.mark + after if after > 0 else None
+            due = self._cache.cursor.mark + after if after > 0 else None
             if row.is_shared:  # [Note: the last save] in departures.py
                 leaves, self._dues[row.item] = False, due
             else:
@@ -334,7 +331,7 @@ class Run:
         """Another tensor in a record that was opened before."""
         with self._lock:
             key, view = identify(tensor)
-            record = self._course.record(row.item)
+            record = self._cursor.record(row.item)
             if record is None or record.key != key:
                 return self.leave_table(tensor)
             if record.state is RecordState.KEPT and type(row) is RecordAgainRow:
@@ -368,7 +365,7 @@ class Run:
             place = free.pop() if free else buffer_for(cache.offloader.pool, tensor)
             if place is None:
                 return self.pack_generally(tensor, row)
-            if not fits(place, tensor):
+            if not fits_buffer(place, tensor):
                 if place.memory.nbytes == tensor.nbytes:
                     free.append(place)
                     return self.leave_table(tensor)
@@ -376,14 +373,14 @@ class Run:
                 if place is None:
                     return self.pack_generally(tensor, row)
             self._advance(row, row.marks)
-            trip = Trip(place, free)
+            copy = PinnedCopy(place, free)
             lane = self._lane
-            moved = Moved(tensor, row.name, lane, cache.ledger, trip)
+            moved = MovedTensor(tensor, row.name, lane, cache.ledger, copy)
             cache.retired.watch(moved, moved.holding)
             lane.num_live += 1
-            moved.due = cache.course.mark + row.order.release_after
+            moved.due = cache.cursor.mark + row.order.release_after
             found = self._moved[row.item] = weakref.ref(moved)
-            self._course.records[row.item] = found
+            self._cursor.records[row.item] = found
             if row.is_shared:  # [Note: the last save] in departures.py
                 moved.stamp = stamp_of(tensor)
                 moved.start_byte, moved.end_byte = extent_bytes(tensor)
@@ -396,12 +393,12 @@ class Run:
                 cache.recipes.note(tensor, handle, by_norm=row.by_norm)
             return handle
 
-    def _depart(self, moved: Moved) -> None:
+    def _depart(self, moved: MovedTensor) -> None:
         """Its bytes leave for their place."""
         data: Any = moved.data
-        order = self._cache.copies.out(moved.trip.place, data)
-        moved.leave(moved.trip)
-        self._cache.window.add(moved, data, moved.trip, moved.due, order)
+        order = self._cache.copies.out(moved.copy.pinned, data)
+        moved.leave(moved.copy)
+        self._cache.window.add(moved, data, moved.copy, moved.due, order)
         self._num_sent += 1
         self._sent_bytes += moved.num_bytes
 
@@ -415,7 +412,7 @@ class Run:
         cache, lane = self._cache, self._lane
         with self._lock:
             self._advance(row, row.marks)
-            moved = Moved(tensor, row.name, lane, cache.ledger, None)
+            moved = MovedTensor(tensor, row.name, lane, cache.ledger, None)
             cache.retired.watch(moved, moved.holding)
             lane.num_live += 1
             self._num_stayed += 1
@@ -444,7 +441,7 @@ class Run:
             moved.num_handles += 1
             handle = MovedHandle(moved, tensor, self, row)
             handle.view(tensor, (start - moved.start_byte) // tensor.itemsize)
-            if row.is_last and moved.trip is not None:
+            if row.is_last and moved.copy is not None:
                 self._num_stayed -= 1
                 self._stayed_bytes -= moved.num_bytes
                 self._depart(moved)
@@ -452,29 +449,31 @@ class Run:
                 self._cache.recipes.note(tensor, handle, by_norm=row.by_norm)
             return handle
 
-    def fetch(self, moved: Moved, row: "HostRow | StayRow | HostAgainRow") -> Tensor:
+    def fetch(
+        self, moved: MovedTensor, row: "HostRow | StayRow | HostAgainRow"
+    ) -> Tensor:
         """A mark: backward asks for an item that was sent off, or that recipes read."""
-        cache, course = self._cache, self._course
+        cache, cursor = self._cache, self._cursor
         with self._lock:
-            if row.used_behind is not NOTHING and not cache.course.is_using:
+            if row.used_behind is not NOTHING and not cache.cursor.is_using:
                 self._use_quiet(row)
             at = self._count_use()  # may release it
             if moved.written_late:
                 moved.check_writer()
             data = moved.data
             if data is None or moved.state not in AT_HAND:
-                data = cache.moves.bring(moved)
-            if at in course.loads or self._reads_ahead:
-                self.end_use(at)
+                data = cache.moves.fetch_moved(moved)
+            if at in cursor.loads or self._reads_ahead:
+                self.load_at(at)
             moved.num_uses += 1
             if moved.num_uses >= moved.num_handles:
                 moved.drop_copy()
             return data
 
-    def bring(self, moved: Moved) -> Tensor:
+    def read(self, moved: MovedTensor) -> Tensor:
         """The bytes of an item that was sent off, on the device."""
         with self._lock:
-            return self._cache.moves.bring(moved)  # type: ignore[no-any-return]
+            return self._cache.moves.fetch_moved(moved)  # type: ignore[no-any-return]
 
     def rebuild(
         self, row: RebuiltRow, tensor: Tensor, wrapper: Tensor | None = None
@@ -501,18 +500,18 @@ class Run:
             if asked is None:
                 return self.pack_generally(tensor if wrapper is None else wrapper, row)
             self._advance(row, row.marks)
-            before, cache.course.serving = cache.course.serving, row.item
+            before, cache.cursor.serving = cache.cursor.serving, row.item
             store = None if row.copy is None else partial(row.copy.pack, run=self)
             try:
                 handle = recipes.take(row.compiled, asked, tensor, key, view, store)
             finally:
-                cache.course.serving = before
+                cache.cursor.serving = before
             handle.source.rebuilt.item = row.item
             handle.number = row.number
             if row.is_read and wrapper is None:  # see [Note: parts with recipes]
                 recipes.note(tensor, handle, by_norm=row.by_norm)
             cache.verifier.seal(handle, tensor)
-            if self._course.orders is None:
+            if self._cursor.orders is None:
                 self._stop()
             return handle  # type: ignore[no-any-return]
 
@@ -537,16 +536,16 @@ class Run:
         behind = row.behind
         if behind is not NOTHING:
             with self._lock:
-                self._cache.course.mark += behind.marks
+                self._cache.cursor.mark += behind.marks
                 self._live_behind(behind)
         # Quiet rows before it may have been told to a row of no new item.
-        self._course.num_items = max(self._course.num_items, row.item)
+        self._cursor.num_items = max(self._cursor.num_items, row.item)
         handle = self._generally(tensor)
         kind = type(handle)
         is_told = kind in WRAPPERS and type(row) is GeneralRow
         if is_told or (kind is Handle and isinstance(row, BY_NUMBER)):
             handle.number = row.number
-        if self._course.orders is None:
+        if self._cursor.orders is None:
             self._stop()
         return handle
 
@@ -554,14 +553,14 @@ class Run:
         """Another tensor than the row's: the lane leaves the table for good."""
         with self._lock:
             self._stop(behind=1)
-            self._cache.course.leave(self._course)
+            self._cache.cursor.leave(self._cursor)
         return self._generally(tensor)
 
     def outgrow(self, tensor: Tensor, ratio: float) -> Handle:
         """The lane is so many times the plan's, for which there is no room."""
         with self._lock:
             self._stop(behind=1)
-            self._cache.course.outgrow(self._course, ratio)
+            self._cache.cursor.outgrow(self._cursor, ratio)
         return self._generally(tensor)
 
     def _stop(self, behind: int = 0) -> None:
@@ -576,7 +575,7 @@ class Run:
             packed = len(self._table.rows) - length_hint(self._rows)
             if packed == len(self._table.totals):
                 with self._lock:
-                    self._cache.course.mark += self._table.behind.marks
+                    self._cache.cursor.mark += self._table.behind.marks
                     self._live_behind(self._table.behind)
         self._tell_size(packed)
         counters = self._table.counters(packed)
@@ -595,12 +594,12 @@ class Run:
         is_plans = abs(own_bytes - planned_bytes) <= ROUNDING * planned_bytes
         if not is_plans:
             num = table.num_items if table.is_resized else self._num_resized
-            self._cache.course.resized(max(1, num), planned_bytes, own_bytes)
+            self._cache.cursor.resized(max(1, num), planned_bytes, own_bytes)
         elif self._num_resized and not table.is_resized:
-            self._cache.course.resized(self._num_resized, 0, 0)
+            self._cache.cursor.resized(self._num_resized, 0, 0)
         if self._num_packed is None and planned_bytes:
             ratio = max(self._first_ratio, own_bytes / planned_bytes)
-            self._cache.course.by_size.note(self._lane.num_elements, ratio)
+            self._cache.cursor.by_size.note(self._lane.num_elements, ratio)
 
     # -- backward -----------------------------------------------------------------
 
@@ -611,8 +610,8 @@ class Run:
             if row.used_behind is not NOTHING:
                 self._use_quiet(row)
             at = self._count_use()
-            if at in self._course.loads or self._reads_ahead:
-                self.end_use(at)
+            if at in self._cursor.loads or self._reads_ahead:
+                self.load_at(at)
             if not handle.is_closed:
                 handle.is_closed = True
                 if row.freed_bytes:
@@ -625,7 +624,7 @@ class Run:
         with self._lock:
             return self._cache.use_rebuilt(source)  # type: ignore[no-any-return]
 
-    def begin_use(self, row: RegionItemRow) -> int | None:
+    def mark_use(self, row: RegionItemRow) -> int | None:
         """A mark: backward asks for what a region makes again."""
         with self._lock:
             if row.used_behind is not NOTHING:
@@ -639,16 +638,16 @@ class Run:
             cache.collect()
         if not self._lane.in_backward:
             cache.enter_backward(self._lane)
-        at: int | None = cache.course.count_use(self._course)
-        if cache.course.mark >= cache.window.next_due:
+        at: int | None = cache.cursor.count_use(self._cursor)
+        if cache.cursor.mark >= cache.window.next_due:
             cache.moves.release_due()
         return at
 
-    def end_use(self, at: int | None) -> None:
+    def load_at(self, at: int | None) -> None:
         """It is there: load what the plan wants back by now."""
-        if at is not None and self._course.orders is not None:
+        if at is not None and self._cursor.orders is not None:
             with self._lock:
-                self._cache.moves.load_at(self._course, at)
+                self._cache.moves.load_at(self._cursor, at)
 
     def count_quiet_uses(self, handle: Handle) -> None:
         """Before a tensor of the general path is used."""
@@ -664,11 +663,11 @@ class Run:
             return
         self._used.add(row)
         behind = row.used_behind
-        self._cache.course.mark += behind.uses
-        self._course.num_uses += behind.uses
+        self._cache.cursor.mark += behind.uses
+        self._cursor.num_uses += behind.uses
         self._live_behind(behind, -1)
 
-    def _live_behind(self, behind: Behind, sign: int = 1) -> None:
+    def _live_behind(self, behind: QuietCounts, sign: int = 1) -> None:
         """What quiet rows keep came alive (1), or is gone (-1), as large as it is in
         this lane."""
         num_bytes, more = behind.num_bytes, self._more

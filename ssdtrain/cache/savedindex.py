@@ -19,7 +19,7 @@ or what made it. All others are gone with their forward.
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter, is_, itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,15 +30,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ssdtrain.cache.handles import KeptHandle, ParameterHandle, ParameterViewHandle
 from ssdtrain.cache.identity import is_plain, stamp_of
 from ssdtrain.cache.inputs import Inputs
-from ssdtrain.cache.record import Handle
+from ssdtrain.cache.record import Handle, Holding, Lane
+from ssdtrain.cache.table import RegionPart
 from ssdtrain.cache.wrapped import counter_of
-from ssdtrain.errors import ForkedError
+from ssdtrain.errors import ForkedError, RegionError
 from ssdtrain.gathered import MARK
 from ssdtrain.rebuild import modes
+from ssdtrain.regions.find import Region
+from ssdtrain.regions.updated import Updated
 from ssdtrain.regions.weights import UNSHARED, uses_of
-
-if TYPE_CHECKING:
-    from ssdtrain.cache.regioncall import RegionCall
 
 _TENSOR: Any = torch._C.TensorBase
 # Called for all tensors at once, by `map`: without a call of Python for each.
@@ -54,13 +54,36 @@ Alike = Callable[..., bool]
 """Whether tensors are of the types, devices, dtypes, shapes and strides of others."""
 
 
+class SavingCall(Protocol):
+    """A `RegionCall`, as what is saved in it sees it."""
+
+    drops: bool
+    holding: Holding
+    lane: Lane
+    number: int
+    parameter_bytes: int
+    part: RegionPart | None
+    region: Region
+    saved: "SavedTensors"
+    special: set[int]
+    updated: Updated
+
+    def handed_over(self, num_bytes: int) -> None: ...
+    def handle_of(self, index: int, tensor: Tensor) -> Any: ...
+    def made_for(self, handle: Any) -> Tensor: ...
+    def other(self, number: int, look: Any, made: Any) -> RegionError: ...
+    def save(self, tensor: Tensor) -> Any: ...
+    def use(self, index: int) -> Tensor: ...
+    def use_planned(self, index: int) -> Tensor: ...
+
+
 class FromRegion(NamedTuple):
     """Where the tensor of a handle comes from that a region's re-run makes."""
 
-    call: "RegionCall"
+    call: SavingCall
 
 
-class SavedIndex(tuple["RegionCall", int]):
+class SavedIndex(tuple[SavingCall, int]):
     """A saved tensor of a region call, by its order there. A tuple: made without a call
     of Python."""
 
@@ -375,7 +398,7 @@ def _own_bytes(tensors: list[Tensor], arguments: list[Tensor]) -> list[int]:
 
 
 def hooks_of(  # noqa: C901 (in place: no calls)
-    call: "RegionCall", unpack_others: Callable[[Any], Tensor]
+    call: SavingCall, unpack_others: Callable[[Any], Tensor]
 ) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """The hooks of one region call.
 

@@ -18,13 +18,14 @@ re-run's graph is gone.
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssdtrain.cache.attention import StoredAttention
-from ssdtrain.cache.course import OUTSIDE_PLAN, Entry
+from ssdtrain.cache.context import CacheContext
+from ssdtrain.cache.cursor import OUTSIDE_PLAN, Entry
 from ssdtrain.cache.identity import (
     Stamp,
     check_late_writer,
@@ -37,23 +38,18 @@ from ssdtrain.cache.identity import (
 from ssdtrain.cache.inputs import Inputs
 from ssdtrain.cache.record import (
     Handle,
-    Known,
     RebuiltView,
     Record,
     RecordView,
     part_of,
 )
-from ssdtrain.cache.savedindex import FromRegion
-from ssdtrain.cache.state import RecordState
+from ssdtrain.cache.savedindex import FromRegion, SavingCall
+from ssdtrain.cache.state import Known, RecordState
 from ssdtrain.cache.wrapped import as_made, bytes_of, counter_of
 from ssdtrain.errors import ForkedError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.rebuild.modes import without_modes
 from ssdtrain.rebuild.recipes import narrow
-
-if TYPE_CHECKING:
-    from ssdtrain.cache.cache import TensorCache
-    from ssdtrain.cache.regioncall import RegionCall
 
 TINY_BYTES = 4096
 """What is smaller inside a region stays: its handle would take as much."""
@@ -91,7 +87,7 @@ class PlaceHandle(Handle):
         "written_late",
     )
 
-    def __init__(self, call: "RegionCall", tensor: Tensor, num_bytes: int) -> None:
+    def __init__(self, call: SavingCall, tensor: Tensor, num_bytes: int) -> None:
         self.call = call
         # Shares the version counter: see [Note: in-place changes].
         self.tensor: Tensor | None = tensor.detach()
@@ -174,8 +170,8 @@ class SavedPlaces:
 
     def __init__(
         self,
-        call: "RegionCall",
-        cache: "TensorCache",
+        call: SavingCall,
+        cache: CacheContext,
         inputs: Inputs,
         attention: StoredAttention,
     ) -> None:
@@ -204,7 +200,7 @@ class SavedPlaces:
         return len(self._places)
 
     @property
-    def call(self) -> "RegionCall":
+    def call(self) -> SavingCall:
         """Whose they are; it holds this."""
         call = self._call()
         if call is None:
@@ -232,7 +228,7 @@ class SavedPlaces:
         if entry.order is None:
             return True
         # What a recipe stores under a plan goes where its own order says.
-        is_recipes = self._cache.course.serving != OUTSIDE_PLAN
+        is_recipes = self._cache.cursor.serving != OUTSIDE_PLAN
         return entry.order.placement is Placement.RERUN and not is_recipes
 
     def add(self, record: Record, dtype: torch.dtype) -> None:
@@ -244,7 +240,7 @@ class SavedPlaces:
         record.region = self.call
         self.records.add(record.key, record)
         # A recipe's: see [Note: narrow copies in regions].
-        if self._cache.course.serving != OUTSIDE_PLAN:
+        if self._cache.cursor.serving != OUTSIDE_PLAN:
             self._copied = weakref.ref(record), dtype
 
     def hold(self, tensor: Tensor) -> Handle:
@@ -271,11 +267,11 @@ class SavedPlaces:
                 more than the call's arguments: a scan saves a state for each token.
         """
         number, call = len(self._places), self.call
-        course = self._cache.course
-        storing = course.of(call.lane).storing
+        cursor = self._cache.cursor
+        storing = cursor.of(call.lane).storing
         if call.number in storing and self._attention.expects(number):
             return self.stored(tensor, keep(tensor))
-        if not course.observer.listens:
+        if not cursor.observer.listens:
             return self.hold(tensor)
         if self._small_bytes is None:
             given = sum(each.nbytes for each in self._inputs.tensors)
@@ -331,13 +327,13 @@ class SavedPlaces:
         """Whether what is no tensor of a plan's stays: in an observed call without any
         that is, which no plan can choose. Else it goes, and counts where the region
         does not run again."""
-        course, call = self._cache.course, self.call
-        if not course.observer.listens or not self._beside_bytes:
+        cursor, call = self._cache.cursor, self.call
+        if not cursor.observer.listens or not self._beside_bytes:
             return False
         if not len(self.records):
             return True
-        course.observer.small(
-            course.of(call.lane).number, call.number, self._beside_bytes
+        cursor.observer.small(
+            cursor.of(call.lane).number, call.number, self._beside_bytes
         )
         return False
 

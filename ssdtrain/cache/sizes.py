@@ -11,7 +11,7 @@ same gets more traffic or more memory, never other gradients.
 What is smaller than `min_bytes` is no item, and that depends on the length: 1 MiB may
 lie between what a tensor has now and what it had in the observed step. So under a plan
 the observed step decides. What was an item there is one at any size, and what was too
-small stays (`Course.counts`).
+small stays (`Cursor.counts`).
 
 A table is made of the first lane under a plan, whatever its length, so what its rows
 expect is not what the plan does: a lane's size is told over the plan's (`Table.sizes`),
@@ -47,7 +47,7 @@ NAMES = 65536
 """Pairs of names that are remembered."""
 
 
-class Look(NamedTuple):
+class TensorMetadata(NamedTuple):
     """What a row expects of its tensor, but for the size."""
 
     dtype: torch.dtype

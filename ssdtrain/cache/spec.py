@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ssdtrain.cache.sizes import Look
+from ssdtrain.cache.sizes import TensorMetadata
 from ssdtrain.rebuild.compiled import Compiled
 
 
@@ -54,7 +54,7 @@ class Spec:
     by_norm: bool = False
     """Whether a normalization saved it whose epsilon is known: recipes may read it."""
     marks: int = 0
-    """By how many its pack moved the course on."""
+    """By how many its pack moved the cursor on."""
     acts_at_pack: bool = False
     """Whether something was released when it was packed."""
     acts_at_use: bool = False
@@ -63,7 +63,7 @@ class Spec:
     """Number of its last use in backward."""
     extent_bytes: int = 0
     """Of its record: the tensor may be a view inside."""
-    look: Look | None = None
+    look: TensorMetadata | None = None
     """What a tensor of another size must be like."""
 
     @property
@@ -72,7 +72,7 @@ class Spec:
         return self.acts_at_pack or self.acts_at_use
 
 
-class Behind(NamedTuple):
+class QuietCounts(NamedTuple):
     """What quiet rows, packed or used since the last one that counts, have not."""
 
     marks: int = 0
@@ -82,4 +82,4 @@ class Behind(NamedTuple):
     """Rows that opened the items of which these bytes are."""
 
 
-NOTHING = Behind()
+NOTHING = QuietCounts()

@@ -2,8 +2,9 @@
 (tests/ssdtrain/cache/test_booked.py)
 """
 
+import weakref
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -12,8 +13,11 @@ from ssdtrain.transfer.copies import Arrival
 from ssdtrain.transfer.device import Device
 from ssdtrain.transfer.transfers import Load
 
-if TYPE_CHECKING:
-    from ssdtrain.cache.record import Known, Lane
+
+class Moving(Protocol):
+    """A `Lane`, as far as its records change it."""
+
+    has_moved: bool
 
 
 class Bytes(Protocol):
@@ -52,24 +56,52 @@ STAYED = (RecordState.KEPT, RecordState.LEAVING)
 """The bytes are on the device, where they have always been."""
 
 
-class Holding:
-    """What a record, or a whole lane, must give back when it is dead."""
+class Known:
+    """Living records by key. A `WeakValueDictionary` would run Python when one dies;
+    see [Note: destructors] in record.py."""
 
-    __slots__ = ("held_bytes", "known", "lane", "live_bytes", "load", "transfer")
+    def __init__(self) -> None:
+        self._owners: dict[Key, weakref.ref[Any]] = {}
 
-    def __init__(self, lane: "Lane") -> None:
-        self.lane = lane
-        self.known: tuple[Known, Key] | None = None
-        """Where it is found by its key."""
-        self.transfer: Any = None
-        """Its bytes off the device: a `Transfer`, a `Trip` of a table's row, or a
-        `GraphTransfer`."""
-        self.load: Load | Arrival | None = None
-        """A copy in that nobody has waited for."""
-        self.live_bytes = 0
-        """Bytes on the device that the ledger counts for it."""
-        self.held_bytes = 0
-        """Of these: pinned by an autograd leaf (`is_held` in identity.py)."""
+    def get(self, key: Key) -> Any:
+        """The record of this key, while it lives."""
+        found = self._owners.get(key)
+        return None if found is None else found()
+
+    def add(self, key: Key, owner: Any) -> None:
+        """Find it by this key until it is collected."""
+        self._owners[key] = weakref.ref(owner)
+        owner.holding.known = (self, key)
+
+    def forget(self, key: Key) -> None:
+        """The record of this key is dead, unless another one has taken its place."""
+        if self.get(key) is None:
+            self._owners.pop(key, None)
+
+    def values(self) -> list[Any]:
+        """All that live."""
+        found = [owner() for owner in self._owners.values()]
+        return [owner for owner in found if owner is not None]
+
+    def __len__(self) -> int:
+        return len(self.values())
+
+
+class Booked:
+    """What is held elsewhere for saved bytes, and is given back when they are dead."""
+
+    __slots__ = ("held_bytes", "known", "live_bytes", "load", "transfer")
+    held_bytes: int
+    """Of `live_bytes`: pinned by an autograd leaf (`is_held` in identity.py)."""
+    known: tuple[Known, Key] | None
+    """Where it is found by its key."""
+    live_bytes: int
+    """Bytes on the device that the ledger counts for it."""
+    load: Load | Arrival | None
+    """A copy in that nobody has waited for."""
+    transfer: Any
+    """Its bytes off the device: a `Transfer`, a `PinnedCopy` of a table's row, or a
+    `GraphTransfer`."""
 
 
 class SavedBytes:
@@ -90,8 +122,8 @@ class SavedBytes:
     )
     data: Tensor | None
     """The bytes, while they are on the device."""
-    holding: Holding
-    lane: "Lane"
+    holding: Booked
+    lane: Moving
     ledger: Bytes
     name: str
     num_bytes: int
@@ -112,7 +144,7 @@ class SavedBytes:
         """LEAVING > KEPT: backward was faster, or the copy failed.
 
         Returns:
-            The transfer or trip that is no longer needed.
+            The transfer or copy that is no longer needed.
         """
         holding = self.holding
         transfer, holding.transfer = holding.transfer, None

@@ -12,7 +12,7 @@ of another dtype or rank, or one too many, ends the table for its lane: the rest
 the general way, and the lane is counted as a plan mismatch.
 Most of what is kept is *quiet*: nothing is sent, released or loaded when it is packed
 or used. Such rows do not even count. What they would have counted, marks and bytes,
-stands at the next row of the lane that does (`Behind`), so releases and loads come
+stands at the next row of the lane that does (`QuietCounts`), so releases and loads come
 exactly where the plan wants them.
 Rows act on one tensor only, so a program that saves other tensors in other places gets
 more traffic or more memory, never other gradients.
@@ -29,8 +29,8 @@ from torch import Tensor
 from ssdtrain.cache.quiet import Passage
 from ssdtrain.cache.record import Handle
 from ssdtrain.cache.rows import BY_NUMBER, RegionItemRow, Row, bare
-from ssdtrain.cache.sizes import MOST, Look
-from ssdtrain.cache.spec import NOTHING, Behind
+from ssdtrain.cache.sizes import MOST, TensorMetadata
+from ssdtrain.cache.spec import NOTHING, QuietCounts
 from ssdtrain.counters import Count
 
 Pack = Callable[[Tensor], Handle]
@@ -66,7 +66,7 @@ class RegionPart:
     """Those with something to do when they are used, by index."""
     stored: dict[int, tuple[int, Row]]
     """Rows of what is stored, and their numbers, by index."""
-    looks: tuple[tuple[Look | None, int], ...]
+    looks: tuple[tuple[TensorMetadata | None, int], ...]
     """Of each index: what it looked like, and the bytes that its row counts."""
 
 
@@ -77,13 +77,13 @@ class Table:
     rows: tuple[Row, ...]
     totals: tuple[Totals, ...]
     """Of each row."""
-    behind: Behind
+    behind: QuietCounts
     """Quiet rows after the last one that counts."""
     sizes: tuple["Sizes", ...]
     """Of each row."""
     is_resized: bool
     """Whether the lane that it was made of had another size than the plan's."""
-    looks: tuple[Look | None, ...]
+    looks: tuple[TensorMetadata | None, ...]
     """Of each row; None where another size is not the row's to serve."""
     passages: dict[int, Passage]
     """Calls of layers that run without hooks, by number: [Note: quiet calls]."""

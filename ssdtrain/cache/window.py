@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ssdtrain.cache.state import RecordState, SavedBytes
 from ssdtrain.counters import Fallback
-from ssdtrain.transfer.copies import Trip, discard
+from ssdtrain.transfer.copies import PinnedCopy, discard
 from ssdtrain.transfer.device import CpuEvent, Device
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.transfers import Transfer
@@ -69,7 +69,7 @@ class Leaver:
 
     record: "weakref.ref[SavedBytes]"
     data: Tensor
-    transfer: Transfer | Trip
+    transfer: Transfer | PinnedCopy
     order: object
     due: int | None
     """Mark at which the plan releases it; None: when the window is full."""
@@ -96,7 +96,7 @@ class ReleaseWindow:
         self,
         record: SavedBytes,
         data: Tensor,
-        transfer: Transfer | Trip,
+        transfer: Transfer | PinnedCopy,
         due: int | None = None,
         order: object = None,
     ) -> None:
@@ -194,7 +194,7 @@ class ReleaseWindow:
         lingering = (self._leavers[number] for number in self.lingering)
         return sum(each.num_bytes for each in lingering if each.record() is None)
 
-    def linger(self, transfer: Transfer | Trip) -> None:
+    def linger(self, transfer: Transfer | PinnedCopy) -> None:
         """The record of this transfer was forwarded, or is dead."""
         if id(transfer) in self._leavers:
             self.lingering[id(transfer)] = None

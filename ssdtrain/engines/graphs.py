@@ -28,7 +28,7 @@ class HearsEnds(Protocol):
 class CaptureEnd(Shared[HearsEnds]):
     """`CUDAGraph.capture_end`, with what is called before it."""
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: type) -> None:
         super().__init__(kind)
         self.replace(kind, NAME, self._wrapped)
 
@@ -45,7 +45,7 @@ class CaptureEnd(Shared[HearsEnds]):
         return capture_end
 
 
-def attach(user: HearsEnds, patches: Patches) -> bool:
+def hear_captures(user: HearsEnds, patches: Patches) -> bool:
     """Have `user.ends` called before each capture ends, as long as the user lives.
 
     Returns:

@@ -17,16 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 import torch
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.record import Lane
 from ssdtrain.counters import Count, Fallback, StepReport
-
-if TYPE_CHECKING:
-    from ssdtrain.engines.watch import Watch  # which comes back here
+from ssdtrain.engines.watch import IdleMonitor
 
 MAX_REPORTS = 1000
 """Reports that are remembered."""
@@ -60,13 +57,15 @@ class Stage(Enum):
 class Steps:
     """Finds step boundaries and keeps the reports."""
 
-    def __init__(self, cache: TensorCache, progress: Callable[[], int]) -> None:
+    def __init__(
+        self, cache: TensorCache, progress: Callable[[], int], monitor: IdleMonitor
+    ) -> None:
         self._cache = cache
         self._progress = progress
         self._seen = progress()
         self.on_start: Callable[[int], None] = lambda num_steps: None
         """Told before the first forward of a step how many steps have ended."""
-        self.watch: Watch | None = None
+        self.monitor = monitor
         self._pending: deque[Callable[[], StepReport]] = deque()
         self._reports: deque[StepReport] = deque(maxlen=MAX_REPORTS)
 
@@ -78,17 +77,14 @@ class Steps:
     def _build(self) -> None:
         report = self._pending.popleft()()
         self._reports.append(report)
-        if self.watch is not None:
-            self.watch.step_ended(report)
+        self.monitor.step_ended(report)
 
     def forward_begins(self) -> None:
         """A step ends where a forward begins after the weights have changed."""
         if not self._cache.is_idle:
-            if self.watch is not None:
-                self.watch.forward_is_held(self._progress())
+            self.monitor.forward_is_held(self._progress())
             return
-        if self.watch is not None:
-            self.watch.is_released()
+        self.monitor.is_released()
         if self._progress() != self._seen:
             self.end()
         if not self._cache.ledger.step_is_open:
@@ -100,10 +96,9 @@ class Steps:
         if self._cache.owner.is_elsewhere:
             return
         self._seen = self._progress()
-        if self.watch is not None:
-            self.watch.is_released()
+        self.monitor.is_released()
         if self._cache.ledger.step_is_open:
-            num_resized = self._cache.course.num_resized
+            num_resized = self._cache.cursor.num_resized
             self._cache.ledger.counters.add(Count.RESIZED, num_resized)
             meter = self._cache.meter
             hooks = None if meter is None else meter.device_spans
@@ -205,8 +200,7 @@ class Hints:
     ) -> Iterator[None]:
         """Around the one forward that runs."""
         transformed = is_transformed()
-        if self._steps.watch is not None:
-            self._steps.watch.forward_begins(transformed=transformed)
+        self._steps.monitor.forward_begins(transformed=transformed)
         if transformed:
             self._cache.offloader.fall_back(Fallback.KEPT_TRANSFORMED)
             yield

@@ -6,7 +6,7 @@ from typing import Any
 from ssdtrain.engines.deepspeed import DeepSpeed
 from ssdtrain.engines.megatron import Megatron
 from ssdtrain.engines.plain import Plain
-from ssdtrain.engines.recognition import modules_of
+from ssdtrain.engines.recognition import checked_modules
 
 ENGINES: tuple[Callable[[Any], Plain | None], ...] = (DeepSpeed.of, Megatron.of)
 """Each gives its engine, or None where the model is not its own. Asked in this order;
@@ -23,4 +23,4 @@ def engine_of(model: Any) -> Plain:
         engine = recognised(model)
         if engine is not None:
             return engine
-    return Plain(modules_of(model))
+    return Plain(checked_modules(model))

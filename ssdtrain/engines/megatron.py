@@ -15,6 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -242,7 +243,9 @@ class Schedule:
 class Router(Shared[Schedule]):
     """Stands in the schedules for `forward_step` and `backward_step`."""
 
-    def __init__(self, schedules: Any, random: Any, neighbours: Any) -> None:
+    def __init__(
+        self, schedules: ModuleType, random: ModuleType, neighbours: ModuleType
+    ) -> None:
         super().__init__(schedules)
         self.replace(schedules, "forward_step", self._forward_step)
         self.replace(schedules, "backward_step", self._backward_step)

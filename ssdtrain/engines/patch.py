@@ -8,6 +8,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from ssdtrain.cache.living import Living
@@ -124,7 +125,7 @@ class Shared(Generic[User]):
         home: the module or class that remembers this object meanwhile (`Shared.at`).
     """
 
-    def __init__(self, home: Any) -> None:
+    def __init__(self, home: ModuleType | type) -> None:
         self._home = home
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         self.users = Living[User]()

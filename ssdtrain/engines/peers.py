@@ -75,7 +75,6 @@ class StorePeers:
         rank: int,
         alone: Callable[[], None],
         wait_s: float = WAIT_S,
-        meeting_wait_s: float = MEETING_WAIT_S,
     ) -> None:
         """alone: told of every plan that this rank made by itself."""
         self._store = store
@@ -90,7 +89,6 @@ class StorePeers:
         self._written: dict[str, str] = {}
         """By topic: the key written last."""
         self._wait_s = wait_s
-        self._meeting_wait_s = meeting_wait_s
         self._meets = False
         """Whether regions that run again wait for the other ranks."""
         self._common: int | None = None
@@ -123,7 +121,7 @@ class StorePeers:
     ) -> bytes | None:
         """What the first rank made of everybody's; None if it has not in time."""
         self._write(topic, f"{self._own}/{topic}/{step}", own)
-        wait_s = self._meeting_wait_s if self._meets else self._wait_s
+        wait_s = MEETING_WAIT_S if self._meets else self._wait_s
         result = f"{self._group}/{topic}/{step}"
         if self._is_first:
             keys = [f"{name}/{topic}/{step}" for name in self._names]
@@ -323,7 +321,7 @@ class StorePeers:
         """Read those that are there, up to one that is something to do."""
         self._now = Decision.GO_ON
         for look in self._unread[:]:
-            wait_s = self._meeting_wait_s if self._meets else 0.0
+            wait_s = MEETING_WAIT_S if self._meets else 0.0
             key = f"{self._looks}/{look}"
             text = self._read([key], wait_s, lambda found: found[0])
             if text is not None:

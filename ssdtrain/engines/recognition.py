@@ -30,7 +30,7 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Whose members are called, and not they."""
 
 
-def modules_of(model: Any) -> list[nn.Module]:
+def checked_modules(model: Any) -> list[nn.Module]:
     """The modules whose forward a loop calls.
 
     Raises:

@@ -23,7 +23,7 @@ from ssdtrain.regions.updated import has_statistics
 COMPILED = "_compiled_call_impl"
 
 
-def attach(
+def wrap_regions(
     root: nn.Module, found: list[Region], regions: Regions, patches: Patches
 ) -> None:
     """Let every call of these modules be a region call, if it is chosen."""

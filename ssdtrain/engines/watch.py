@@ -48,7 +48,7 @@ def checkpointed(modules: Iterable[nn.Module]) -> str | None:
     return None
 
 
-class Watch:
+class IdleMonitor:
     """Of one session."""
 
     def __init__(

@@ -19,7 +19,7 @@ TESTED = {
 """By package: the least version tests ran with, and the first that is refused."""
 
 
-def check_version(package: str, met: str | None = None) -> None:
+def check_trainer_version(package: str, met: str | None = None) -> None:
     """Refuse a trainer whose hooks were not read; `met`: its version, where it says so
     itself. Raises ConfigError: another version is installed."""
     least, below = TESTED[package]

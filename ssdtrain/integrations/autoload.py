@@ -25,7 +25,7 @@ HOOKS = {
 """By module: whose `imported(module)` is called once it is there."""
 
 
-class Finder(MetaPathFinder):
+class ImportHook(MetaPathFinder):
     """Calls hooks after imports; see [Note: Hooks after imports]."""
 
     def find_spec(
@@ -37,7 +37,7 @@ class Finder(MetaPathFinder):
         """The module's own spec, with a loader that calls the hook; None for others."""
         if fullname not in HOOKS:
             return None
-        others = [each for each in sys.meta_path if not isinstance(each, Finder)]
+        others = [each for each in sys.meta_path if not isinstance(each, ImportHook)]
         found = (each.find_spec(fullname, path, target) for each in others)
         spec = next((each for each in found if each is not None), None)
         if spec is None or spec.loader is None:
@@ -62,9 +62,9 @@ def call(hook: str, module: ModuleType) -> None:
 
 def install() -> None:
     """Wait for the trainers' modules; those that are there get their hook now."""
-    if any(isinstance(each, Finder) for each in sys.meta_path):
+    if any(isinstance(each, ImportHook) for each in sys.meta_path):
         return
-    sys.meta_path.insert(0, Finder())
+    sys.meta_path.insert(0, ImportHook())
     for name, hook in HOOKS.items():
         if name in sys.modules:
             call(hook, sys.modules[name])

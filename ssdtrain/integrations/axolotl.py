@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from ssdtrain import switch
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import AttachError, ConfigError
-from ssdtrain.integrations import check_version
+from ssdtrain.integrations import check_trainer_version
 
 BLOCK = "ssdtrain"
 
@@ -35,7 +35,7 @@ class SSDTrainPlugin(BasePlugin):  # type: ignore[misc]
         """Check the settings, before a model is loaded. Raises ConfigError: there are
         none, they can never work, or Axolotl offloads as well or has another
         version."""
-        check_version("axolotl")
+        check_trainer_version("axolotl")
         if switch.text() is not None:
             raise ConfigError(
                 "the plugin of Axolotl and SSDTRAIN both add ssdtrain to the trainer; "

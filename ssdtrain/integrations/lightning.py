@@ -14,7 +14,7 @@ from torch import nn
 from ssdtrain import switch
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import AttachError
-from ssdtrain.integrations import check_version
+from ssdtrain.integrations import check_trainer_version
 from ssdtrain.train.attachment import Attachment
 
 
@@ -39,7 +39,7 @@ def fabric_callbacks() -> list[Any]:
 def _asked() -> OffloadConfig | None:
     settings = switch.asked()
     if settings is not None:
-        check_version("lightning")
+        check_trainer_version("lightning")
     return settings
 
 

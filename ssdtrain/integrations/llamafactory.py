@@ -9,7 +9,7 @@ from typing import Any
 
 from ssdtrain import switch
 from ssdtrain.errors import ConfigError
-from ssdtrain.integrations import check_version
+from ssdtrain.integrations import check_trainer_version
 
 HANDLER, CALLBACK = "CallbackHandler", "TrainerCallback"
 
@@ -21,7 +21,7 @@ def imported(module: ModuleType) -> None:
     settings = switch.asked()
     if settings is None:
         return
-    check_version("llamafactory")
+    check_trainer_version("llamafactory")
     handler: Any = getattr(module, HANDLER, None)
     callback: Any = getattr(module, CALLBACK, None)
     if handler is None or callback is None:

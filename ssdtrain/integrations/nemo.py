@@ -20,7 +20,7 @@ from nemo_automodel.recipes.llm import train_ft
 from ssdtrain.api import Session, offload
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import AttachError, ConfigError
-from ssdtrain.integrations import check_version
+from ssdtrain.integrations import check_trainer_version
 
 BLOCK = "ssdtrain"
 CHECKPOINTING = "distributed.activation_checkpointing"
@@ -37,7 +37,7 @@ class Offloading:
         """Set up the recipe, and attach to its model parts. Raises ConfigError: no
         block of settings, one that can never work, or activations are checkpointed as
         well; AttachError: the recipe has set up no model."""
-        check_version("nemo-automodel")
+        check_trainer_version("nemo-automodel")
         block = self.cfg.get(BLOCK, None)
         if not block:
             raise ConfigError(

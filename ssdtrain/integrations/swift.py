@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ssdtrain import switch
 from ssdtrain.config import OffloadConfig, OffloadOptions, with_options
 from ssdtrain.errors import AttachError, ConfigError
-from ssdtrain.integrations import check_version, transformers
+from ssdtrain.integrations import check_trainer_version, transformers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,7 +27,7 @@ def imported(module: ModuleType) -> None:
     """Add the callback to the defaults that `swift.trainers.patcher`, just imported,
     has put in the place of transformers' own. Raises ConfigError: as there."""
     if switch.asked() is not None:
-        check_version("ms-swift")
+        check_trainer_version("ms-swift")
         transformers.imported(module.trainer)
 
 
@@ -45,7 +45,7 @@ def register(
         ConfigError: a setting can never work, SSDTRAIN is set as well, or ms-swift has
             another version.
     """
-    check_version("ms-swift")
+    check_trainer_version("ms-swift")
     if switch.text() is not None:
         raise ConfigError(
             "the plugin of ms-swift and SSDTRAIN both add ssdtrain to the trainer; "

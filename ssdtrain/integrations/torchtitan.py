@@ -15,7 +15,7 @@ from torchtitan.config import derive, override
 import ssdtrain
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import AttachError
-from ssdtrain.integrations import check_version
+from ssdtrain.integrations import check_trainer_version
 
 CHECKPOINTED = "CheckpointWrapper"
 """torch's class around a module that is computed again in backward."""
@@ -34,7 +34,7 @@ def offload(cfg: Any, **settings: Any) -> Any:
     Raises:
         ConfigError: a setting can never work, or torchtitan has another version.
     """
-    check_version("torchtitan")
+    check_trainer_version("torchtitan")
     parsed = OffloadConfig.from_mapping(settings)
     owner: Any = type(cfg)._owner
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ssdtrain import switch
 from ssdtrain.errors import ConfigError
-from ssdtrain.integrations import check_version
+from ssdtrain.integrations import check_trainer_version
 
 CALLBACKS = "DEFAULT_CALLBACKS"
 
@@ -32,7 +32,7 @@ def imported(module: ModuleType) -> None:
     ConfigError: SSDTRAIN is misspelt, or these are not the defaults that we know."""
     if switch.asked() is None:
         return
-    check_version("transformers")
+    check_trainer_version("transformers")
     defaults = getattr(module, CALLBACKS, None)
     if not isinstance(defaults, list):
         raise ConfigError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssdtrain import switch
 from ssdtrain.errors import AttachError, ConfigError
-from ssdtrain.integrations import check_version
+from ssdtrain.integrations import check_trainer_version
 
 if TYPE_CHECKING:
     from ssdtrain.api import Session
@@ -28,7 +28,7 @@ def imported(module: ModuleType) -> None:
     version."""
     if switch.asked() is None:
         return
-    check_version("verl")
+    check_trainer_version("verl")
     found = getattr(module, FUNCTION, None)
     arguments = [] if found is None else list(inspect.signature(found).parameters)
     if arguments != ARGUMENTS:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ssdtrain.cache.identity import stamp_of
-from ssdtrain.cache.record import LaneCourse
+from ssdtrain.cache.record import LaneCursor
 from ssdtrain.cache.state import RecordState
 
 Place = tuple[int, int]
@@ -30,7 +30,7 @@ RESIDENT = (RecordState.KEPT, RecordState.LEAVING)
 
 @dataclass
 class _Item:
-    course: LaneCourse
+    cursor: LaneCursor
     number: int
     num_bytes: int
     row: int
@@ -42,7 +42,7 @@ class _Item:
     @property
     def is_ours(self) -> bool:
         """Whether the item's record is one of the storage's owners."""
-        record = self.course.record(self.number)
+        record = self.cursor.record(self.number)
         return (
             record is not None and record.data is not None and record.state in RESIDENT
         )
@@ -69,7 +69,7 @@ class Frames:
         self._by_torch = _owners_by_torch(device)
 
     def enter(
-        self, course: LaneCourse, number: int, tensor: Tensor, num_bytes: int, row: int
+        self, cursor: LaneCursor, number: int, tensor: Tensor, num_bytes: int, row: int
     ) -> None:
         """Start to watch the storage of a tensor that is saved first at this mark."""
         storage = tensor.untyped_storage()
@@ -77,7 +77,7 @@ class Frames:
         if found is None or found.alive.expired():
             found = self._storages[storage._cdata] = _Storage(StorageWeakRef(storage))
         produced = tensor.grad_fn is not None
-        item = _Item(course, number, num_bytes, row, produced)
+        item = _Item(cursor, number, num_bytes, row, produced)
         found.items.append(item)
         found.waiting.append(item)
         self._waiting[storage._cdata] = found
@@ -105,18 +105,18 @@ class Frames:
             storage.waiting.clear()
         return num_gone
 
-    def use(self, course: LaneCourse, number: int, row: int) -> None:
+    def use(self, cursor: LaneCursor, number: int, row: int) -> None:
         """Stop watching an item that backward uses: only its record holds it now."""
         for storage in self._waiting.values():
             for item in storage.waiting:
-                if item.course is course and item.number == number:
+                if item.cursor is cursor and item.number == number:
                     storage.waiting.remove(item)
                     self._close(item, row)
                     return
 
-    def marks(self, course_number: int, number: int) -> int:
+    def marks(self, cursor_number: int, number: int) -> int:
         """Return for how many marks the model held an item besides its record."""
-        return self._marks.get((course_number, number), 0)
+        return self._marks.get((cursor_number, number), 0)
 
     def count(self) -> int:
         """Return the bytes of saved tensors that the model alone holds."""
@@ -128,7 +128,7 @@ class Frames:
         return num_bytes
 
     def _close(self, item: _Item, row: int) -> None:
-        self._marks[item.course.number, item.number] = row - item.row
+        self._marks[item.cursor.number, item.number] = row - item.row
 
     def _has_others(self, address: int, storage: _Storage) -> bool:
         if storage.alive.expired():

@@ -32,11 +32,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ssdtrain.cache.bypass import device_ms
-from ssdtrain.cache.course import Observer
-from ssdtrain.cache.record import LaneCourse
+from ssdtrain.cache.cursor import Observer
+from ssdtrain.cache.record import LaneCursor
 from ssdtrain.cache.regioncall import REGION
 from ssdtrain.observe.heldtimes import HeldPart
-from ssdtrain.rebuild.clock import Clock, Span
+from ssdtrain.rebuild.clock import Clock, RebuildTime
 from ssdtrain.transfer.device import Device
 
 HOLD_MS, HOLD_FACTOR = 0.1, 1.5
@@ -84,10 +84,10 @@ class HeldRegions(Observer):
         self._clock.keep_spans = False
         self._clock.before_rebuild = self._clock.after_rebuild = None
 
-    def lane(self, course: LaneCourse, kind: str) -> None:
+    def lane(self, cursor: LaneCursor, kind: str) -> None:
         """A lane begins."""
-        self._kinds[course.number] = kind
-        self._opened[course.number] = self._look()
+        self._kinds[cursor.number] = kind
+        self._opened[cursor.number] = self._look()
 
     def region(self, lane: int, number: int, module: str) -> None:
         """The forward of a region begins."""
@@ -191,7 +191,7 @@ class HeldRegions(Observer):
                 yield (one.kind, REGION, one.number), own_ms
 
     def _backwards_ms(
-        self, spans: Sequence[Span], late: Set[int], empty_ms: float
+        self, spans: Sequence[RebuildTime], late: Set[int], empty_ms: float
     ) -> Iterator[tuple[Hashable, float]]:
         """Return what the backwards of region calls take, without the rebuilds in
         them."""
@@ -229,7 +229,7 @@ class _Entered(NamedTuple):
     look: int
 
 
-def _goes_on(region: Any, after: Span) -> bool:
+def _goes_on(region: Any, after: RebuildTime) -> bool:
     """Return whether the same backward comes to an earlier region call next: after
     its last one the next forward may lie."""
     if after.recipe != REGION:

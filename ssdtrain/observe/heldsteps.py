@@ -10,7 +10,7 @@ of training, and what they told is what the generator returns.
 from collections.abc import Generator
 
 from ssdtrain.cache.cache import TensorCache
-from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.cursor import Unobserved
 from ssdtrain.observe.heldregions import HOLD_MS, HeldRegions
 from ssdtrain.observe.heldtimes import HeldTimes, held_times
 from ssdtrain.observe.plainsteps import Steps
@@ -35,13 +35,13 @@ def held_steps(cache: TensorCache) -> Generator[None, None, HeldTimes]:
 
 
 def _looked_at(cache: TensorCache, regions: HeldRegions) -> Steps:
-    cache.course.observer = regions
+    cache.cursor.observer = regions
     regions.start()
     try:
         yield
     finally:
         regions.stop()
-        cache.course.observer = Unobserved()
+        cache.cursor.observer = Unobserved()
 
 
 def _empty_ms(clock: Clock, device: Device) -> float:

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 from ssdtrain.observe.observer import prices
 from ssdtrain.plan.calibrate import RegionTime, rebuild_key
-from ssdtrain.rebuild.clock import Span
+from ssdtrain.rebuild.clock import RebuildTime
 
 
 class HeldPart(NamedTuple):
@@ -20,9 +20,9 @@ class HeldPart(NamedTuple):
 
     head_ms: float
     """Up to the first region call; 0.0: not known."""
-    rebuilds: list[Span]
+    rebuilds: list[RebuildTime]
     """That are known."""
-    reruns: list[tuple[Span, bool]]
+    reruns: list[tuple[RebuildTime, bool]]
     """All, and whether each is known."""
     forwards: list[tuple[Hashable, float]]
     """Up to the next region call, by place."""
@@ -91,7 +91,7 @@ def _least(found: Iterable[tuple[Hashable, float]]) -> dict[Hashable, float]:
     return least
 
 
-def middle_ms(spans: Sequence[Span], empty_ms: float) -> dict[str, float]:
+def middle_ms(spans: Sequence[RebuildTime], empty_ms: float) -> dict[str, float]:
     """Return the middle of those that are the same, without what is no rebuild's."""
     alike: defaultdict[str, list[float]] = defaultdict(list)
     for span in spans:

@@ -91,10 +91,10 @@ def measured_chain(
 
 def _measured(cache: TensorCache, chain: _Chain, meter: HostMeter) -> HostMeter:
     _, saved = chain()
-    cache.course.plan = Plan(orders={"probe/0": _orders(saved)}, policy="probe")
+    cache.cursor.plan = Plan(orders={"probe/0": _orders(saved)}, policy="probe")
     saved.clear()
     for turn in range(NUM_BOUND + NUM_MEASURED):
-        cache.course.step_starts()
+        cache.cursor.step_starts()
         cache.meter = meter if turn >= NUM_BOUND else None
         lane = cache.lanes.begin("probe")
         try:

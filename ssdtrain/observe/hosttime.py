@@ -28,7 +28,7 @@ from typing import Any
 from torch import Tensor
 
 from ssdtrain.cache.ledger import HookSpan, HookSpans
-from ssdtrain.cache.moved import Moved, MovedHandle
+from ssdtrain.cache.moved import MovedHandle, MovedTensor
 from ssdtrain.cache.record import RebuiltView, RecordView, part_of
 from ssdtrain.cache.savedplaces import PlaceHandle
 from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
@@ -189,7 +189,7 @@ class HostMeter:
     def _placement_of(self, handle: Any) -> Placement:
         handle = part_of(handle)
         if type(handle) is MovedHandle:
-            stays = handle.moved.trip is None
+            stays = handle.moved.copy is None
             return Placement.KEEP if stays else Placement.OFFLOAD
         if type(handle) is PlaceHandle:
             return Placement.RERUN
@@ -217,12 +217,12 @@ class HostMeter:
 
     def _way_of(self, record: Any) -> Placement:
         """Return which target an offloaded tensor went to."""
-        if type(record) is Moved:
+        if type(record) is MovedTensor:
             return Placement.OFFLOAD
-        course = record.lane.course
-        if course is None or course.orders is None:
+        cursor = record.lane.cursor
+        if cursor is None or cursor.orders is None:
             return self._away
-        ordered: Placement = course.orders[record.item].placement
+        ordered: Placement = cursor.orders[record.item].placement
         return ordered if ordered in AWAY_PLACEMENTS else self._away
 
     def num_packed(self, placement: Placement) -> int:

@@ -53,14 +53,14 @@ class LargestBatch:
     def most_elements(self) -> int:
         """Of the arguments of a forward whose batch is no larger than the observed one;
         0: they do not tell."""
-        return self._cache.course.by_size.most_elements
+        return self._cache.cursor.by_size.most_elements
 
     # -- what was met -------------------------------------------------------------
 
     def step_ended(self) -> None:
         """Note the sizes of the step that has ended."""
         self._lanes = self._cache.lanes.take_largest()
-        if self._cache.course.plan is not None:
+        if self._cache.cursor.plan is not None:
             return
         for kind, size in self._lanes.items():
             self._met[kind] = larger_of(self._met.get(kind, LaneSize()), size)
@@ -69,7 +69,7 @@ class LargestBatch:
     def observed(self) -> None:
         """The step that has ended was observed."""
         self._observed_lanes = self._lanes
-        self._cache.course.by_size.observed()
+        self._cache.cursor.by_size.observed()
         self._note(self._lanes)
         self._note(self._met)
 
@@ -78,7 +78,7 @@ class LargestBatch:
         for kind, size in lanes.items():
             observed = self._observed_lanes.get(kind)
             if observed is not None:
-                by_size = self._cache.course.by_size
+                by_size = self._cache.cursor.by_size
                 by_size.note(size.num_elements, size.over(observed))
 
     def growth_of(self, seen: Profile, fixed_share: float) -> Growth:
@@ -89,7 +89,7 @@ class LargestBatch:
             fixed_share: part of its times that does not.
         """
         return replace(
-            self._cache.course.met.growth(seen.kinds), fixed_share=fixed_share
+            self._cache.cursor.met.growth(seen.kinds), fixed_share=fixed_share
         )
 
     def restart(self) -> None:
@@ -114,10 +114,10 @@ class LargestBatch:
         in force, has no room for the largest one so far."""
         if not self.makes_room:
             return False
-        course = self._cache.course
-        if course.planned_bytes:
-            ratio = course.resized_bytes / course.planned_bytes
-            if course.num_outgrown:
+        cursor = self._cache.cursor
+        if cursor.planned_bytes:
+            ratio = cursor.resized_bytes / cursor.planned_bytes
+            if cursor.num_outgrown:
                 # It was told by a first tensor; others may grow with its square.
                 found = self._ratio_of(self._lanes)
                 ratio = max(ratio, min(found, ratio * ratio))
@@ -148,9 +148,9 @@ class LargestBatch:
             runs_all: whether all regions run again in them.
         """
         is_bounded = self.makes_room and is_followed
-        course = self._cache.course
-        course.most_ratio = self._room_ratio if is_bounded else math.inf
-        course.runs_all = is_bounded and runs_all
+        cursor = self._cache.cursor
+        cursor.most_ratio = self._room_ratio if is_bounded else math.inf
+        cursor.runs_all = is_bounded and runs_all
 
 
 def _with_headroom(ratio: float) -> float:

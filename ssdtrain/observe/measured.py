@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.cache import TensorCache
-from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.cursor import Unobserved
 from ssdtrain.cache.regioncall import REGION
 from ssdtrain.observe.heldsteps import held_steps
 from ssdtrain.observe.heldtimes import HeldTimes
@@ -49,7 +49,7 @@ from ssdtrain.plan.forwards import most_host_ms
 from ssdtrain.plan.plan import Plan, Prediction
 from ssdtrain.plan.profile import HostCosts, Profile
 from ssdtrain.plan.scaled import FIXED_SHARE, Growth
-from ssdtrain.plan.simulate import Run
+from ssdtrain.plan.simulate import Simulation
 from ssdtrain.plan.timeline import Timeline
 
 NUM_REGION_STEPS = 4
@@ -149,7 +149,7 @@ class Measured:
 
         def told_ms(part: float) -> float:
             timeline = Timeline(replace(profile, host_costs=_with_part(own, part)))
-            return Run(timeline, plan.orders).run().step_ms
+            return Simulation(timeline, plan.orders).run().step_ms
 
         whole_ms, least_ms, part = told_ms(1.0), told_ms(0.0), 0.0
         if whole_ms <= step_ms:
@@ -266,13 +266,13 @@ class Measured:
         timer = cache.timer = Bypass(
             ledger.clock, lambda: 0 if meter is None else meter.spent_ns
         )
-        reruns = cache.course.observer = Reruns(ledger.clock.now)
+        reruns = cache.cursor.observer = Reruns(ledger.clock.now)
         ledger.clock.keep_spans = True
         try:
             yield
         finally:
             tail_host_ms = reruns.host_behind_ms()
-            cache.course.observer = Unobserved()
+            cache.cursor.observer = Unobserved()
             ledger.clock.keep_spans = False
             cache.timer = None
             self._host.take()

@@ -17,7 +17,7 @@ from ssdtrain.observe.tightened import Tightened
 from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.goal import DEVICE_RESERVE, MOST_TORN, Goal
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.simulate import Run, keep_all
+from ssdtrain.plan.simulate import Simulation, keep_all
 from ssdtrain.plan.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,10 @@ class MemoryGoal:
     def _keep_bytes(self, profile: Profile) -> int:
         if self._keep is None or self._keep[0] is not profile:
             timeline = Timeline(profile)
-            self._keep = profile, Run(timeline, keep_all(timeline)).run().peak_bytes
+            self._keep = (
+                profile,
+                Simulation(timeline, keep_all(timeline)).run().peak_bytes,
+            )
         return self._keep[1]
 
     def look_at_device(self, step: int) -> None:
@@ -100,8 +103,8 @@ class MemoryGoal:
         """What this rank's steps needed at most above their start since then; None:
         nobody can tell, or they were not of the size that was observed."""
         start, end = self._cache.ledger.levels
-        course = self._cache.course
-        if start is None or end is None or course.num_strayed or course.num_outgrown:
+        cursor = self._cache.cursor
+        if start is None or end is None or cursor.num_strayed or cursor.num_outgrown:
             return None
         return end.max_allocated_bytes - start.allocated_bytes
 
@@ -110,8 +113,8 @@ class MemoryGoal:
         beyond the memory limit of this goal."""
         if not goal.is_by_memory:
             return 0
-        course = self._cache.course
-        is_alike = not (course.num_strayed or course.num_outgrown)
+        cursor = self._cache.cursor
+        is_alike = not (cursor.num_strayed or cursor.num_outgrown)
         return self._peaks.step(goal, is_alike)
 
     def is_short(self) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from ssdtrain.cache.cache import TensorCache
-from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.cursor import Unobserved
 from ssdtrain.counters import Trace
 from ssdtrain.curves import DUPLEX_SLOWDOWN
 from ssdtrain.observe.hostprices import HostPrices
@@ -105,7 +105,7 @@ class Observation:
             lambda: cache.moves.lingering_bytes,
             meter,
         )
-        cache.course.observer = self._recording
+        cache.cursor.observer = self._recording
 
     def stop(self) -> None:
         """Remove what an unfinished observation left. Idempotent."""
@@ -113,7 +113,7 @@ class Observation:
         self._prices.take()
         self._trace.enabled = self._wants_trace
         self._cache.ledger.clock.keep_spans = False
-        self._cache.course.observer = Unobserved()
+        self._cache.cursor.observer = Unobserved()
         self._recording = None  # it may hold tensors of a step that was not ended
 
     def end(
@@ -134,7 +134,7 @@ class Observation:
         if recording is not None:
             recording.stop()  # before what follows, which waits for the device
             recording.waited_ms = self._waited_ms()
-        cache.course.observer = Unobserved()
+        cache.cursor.observer = Unobserved()
         meter = self._prices.take()
         self._names.stop()
         cache.offloader.wait_io()  # the drive is measured, and idle for its probe

@@ -38,18 +38,18 @@ import torch
 from torch import Tensor
 
 from ssdtrain.cache.bypass import device_ms
-from ssdtrain.cache.course import Observer, Recipe, Saved
+from ssdtrain.cache.cursor import ItemRecipe, Observer, Saved
 from ssdtrain.cache.identity import asking_node
 from ssdtrain.cache.ledger import Ledger
-from ssdtrain.cache.record import LaneCourse
+from ssdtrain.cache.record import LaneCursor
 from ssdtrain.cache.regioncall import REGION
 from ssdtrain.cache.sizes import is_same_item
 from ssdtrain.curves import Links
 from ssdtrain.observe.collectives import num_collectives
 from ssdtrain.observe.frames import Frames
 from ssdtrain.observe.hosttime import HostMeter
-from ssdtrain.plan.profile import Item, Mark, Part, Phase, Profile, RegionRun
-from ssdtrain.rebuild.clock import Span
+from ssdtrain.plan.profile import AttentionPart, Item, Mark, Phase, Profile, RegionRun
+from ssdtrain.rebuild.clock import RebuildTime
 from ssdtrain.transfer.device import Device
 
 MAKING = "making"
@@ -64,11 +64,11 @@ FIRST_RUN = 4.0
 
 @dataclass
 class _Lane:
-    course: LaneCourse
+    cursor: LaneCursor
     kind: str
     saved: list[Saved] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
-    recipes: dict[int, Recipe] = field(default_factory=dict)
+    recipes: dict[int, ItemRecipe] = field(default_factory=dict)
     rebuild_bytes: dict[int, int] = field(default_factory=dict)
     made: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     """Moments around the making of items that recipes store in a smaller dtype."""
@@ -191,9 +191,9 @@ class Recording(Observer):
         self.waited_ms = 0.0
         """Time before the step's end that was none of it."""
 
-    def lane(self, course: LaneCourse, kind: str) -> None:
+    def lane(self, cursor: LaneCursor, kind: str) -> None:
         """Record a new lane."""
-        self._lanes.append(_Lane(course, kind))
+        self._lanes.append(_Lane(cursor, kind))
 
     def item(self, lane: int, number: int, saved: Saved, tensor: Tensor) -> None:
         """Record a tensor that a lane saves for the first time."""
@@ -204,10 +204,10 @@ class Recording(Observer):
         if self._made is not None:
             own.made[number], self._made = self._made, None
         row = len(self._rows)
-        self._frames.enter(own.course, number, tensor, saved.num_bytes, row)
+        self._frames.enter(own.cursor, number, tensor, saved.num_bytes, row)
         self._meter.exclude(start_ns)
 
-    def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
+    def recipe(self, lane: int, number: int, recipe: ItemRecipe) -> None:
         """Record that this recipe rebuilds the item."""
         self._lanes[lane].recipes[number] = recipe
 
@@ -314,7 +314,7 @@ class Recording(Observer):
         if phase is Phase.BACKWARD:
             self._await_end()
             node = asking_node()
-            self._frames.use(self._lanes[lane].course, number, len(self._rows))
+            self._frames.use(self._lanes[lane].cursor, number, len(self._rows))
         before = self._rows[-1].node if self._rows else None
         if node is None or node != before:
             self._given.clear()
@@ -423,7 +423,7 @@ class Recording(Observer):
 
     def profile(
         self,
-        spans: Iterable[Span],
+        spans: Iterable[RebuildTime],
         links: Links | None,
         host_bytes: int,
         copying_ms: float,
@@ -515,7 +515,9 @@ class Recording(Observer):
             max(0.0, lead_ms),
         )
 
-    def _regions(self, spans: Iterable[Span]) -> dict[str, tuple[RegionRun, ...]]:
+    def _regions(
+        self, spans: Iterable[RebuildTime]
+    ) -> dict[str, tuple[RegionRun, ...]]:
         """Return region calls by kind of lane. Lanes of a kind make the same calls: of
         each call the longest time and the most memory count."""
         costs = prices(spans)
@@ -534,7 +536,7 @@ class Recording(Observer):
                     small_bytes=region.small_bytes,
                     communicates=region.communicates,
                     parts=tuple(
-                        Part(items=items, ms=attention_ms[lane.kind, items])
+                        AttentionPart(items=items, ms=attention_ms[lane.kind, items])
                         for items in region.attention
                     ),
                 )
@@ -546,13 +548,15 @@ class Recording(Observer):
                     own[number] = replace(run, ms=ms, communicates=communicates)
         return {kind: tuple(runs) for kind, runs in found.items() if runs}
 
-    def _made_spans(self) -> Iterable[Span]:
+    def _made_spans(self) -> Iterable[RebuildTime]:
         """Return the making of what recipes store, as if it were rebuilds."""
         ms = self._clock.ms_between
         for lane in self._lanes:
             for number, moments in lane.made.items():
                 num_bytes = lane.saved[number].num_bytes
-                yield Span(MAKING, (lane.kind, MAKING, number), num_bytes, ms(*moments))
+                yield RebuildTime(
+                    MAKING, (lane.kind, MAKING, number), num_bytes, ms(*moments)
+                )
 
     def _attention_ms(self) -> dict[tuple[str, tuple[int, ...]], float]:
         """Return the least time of each attention over the lanes of a kind; the median
@@ -576,7 +580,9 @@ class Recording(Observer):
                 least[place] = middle
         return least
 
-    def _kinds(self, spans: Iterable[Span]) -> dict[str, tuple[Item, ...]] | None:
+    def _kinds(
+        self, spans: Iterable[RebuildTime]
+    ) -> dict[str, tuple[Item, ...]] | None:
         """Return items by kind of lane; None if lanes of a kind differ or have none."""
         known = self._device.memory() is not None
         costs = {**prices(spans), **prices(self._made_spans())}
@@ -607,13 +613,13 @@ def _larger(one: Item, other: Item) -> Item:
     return replace(larger, frame_marks=max(one.frame_marks, other.frame_marks))
 
 
-def prices(spans: Iterable[Span]) -> dict[Hashable, float]:
+def prices(spans: Iterable[RebuildTime]) -> dict[Hashable, float]:
     """Return the time of each rebuild in ms: the least of its runs.
 
     The first run of a kernel may have waited for its compilation. It shows by the
     others of its recipe and size, whose median then counts.
     """
-    least: dict[Hashable, Span] = {}
+    least: dict[Hashable, RebuildTime] = {}
     for span in spans:
         before = least.get(span.place)
         if before is None or span.ms < before.ms:
@@ -638,7 +644,7 @@ def _rebuild_hosts_ms(lane: _Lane, meter: HostMeter) -> dict[int, float]:
         alike.setdefault(key, []).append(number)
     found: dict[int, float] = {}
     for items in alike.values():
-        own_ms = meter.rebuild_ms(lane.course.number, items)
+        own_ms = meter.rebuild_ms(lane.cursor.number, items)
         found |= dict.fromkeys(items, own_ms)
     return found
 
@@ -671,6 +677,6 @@ def _items(
             floats=saved.serves >= 0 and number in lane.autograds,
             held=saved.held and frames is not None,
             frame_marks=(
-                0 if frames is None else frames.marks(lane.course.number, number)
+                0 if frames is None else frames.marks(lane.cursor.number, number)
             ),
         )

@@ -117,7 +117,7 @@ NOT_HELD = (
 )
 
 
-class Stage(Enum):
+class Purpose(Enum):
     """What the running step is for."""
 
     WARM_UP = auto()
@@ -183,7 +183,7 @@ class Planner:
         self._searching = Searching(cache.device, peers)
         self._adoption = Adoption(cache, peers)
         self._smaller = SmallerPlans(cache)
-        self._stage = Stage.WARM_UP
+        self._stage = Purpose.WARM_UP
         self._step = -1
         self._attempts = 0
         self._seen: Profile | None = None
@@ -235,7 +235,7 @@ class Planner:
         return known[2]
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> Purpose:
         """What the running step is for."""
         return self._stage
 
@@ -244,16 +244,16 @@ class Planner:
         """Whether the best plan is followed, and none is searched for or tried."""
         if self._is_awaited or self._smaller.is_searching:
             return False
-        return self._stage in (Stage.FOLLOWING, Stage.RESTING)
+        return self._stage in (Purpose.FOLLOWING, Purpose.RESTING)
 
     def may_capture(self) -> bool:
         """Whether what a CUDA graph's plan is made of is known, or none can be made.
         Where the device's own times are missing, the next steps measure them."""
         self._wants_graph = True
         seen = self._seen
-        if self._stage is Stage.RESTING:
+        if self._stage is Purpose.RESTING:
             return True
-        known = (Stage.SEARCHING, Stage.TRYING, Stage.FOLLOWING)
+        known = (Purpose.SEARCHING, Purpose.TRYING, Purpose.FOLLOWING)
         if self._stage not in known or seen is None:
             return False
         return not self._measured.may_hold(seen)
@@ -275,34 +275,34 @@ class Planner:
     def _step_starts(self, num_steps: int) -> None:
         self._searching.step_starts()
         if num_steps == self._step:
-            if self._stage is Stage.OBSERVING:
+            if self._stage is Purpose.OBSERVING:
                 self._observe()  # a forward without a backward: begin again
-            self._cache.course.step_starts()
+            self._cache.cursor.step_starts()
             return
         self._step = num_steps
         self._largest.step_ended()
         self._times.step_starts()
         self._smaller.step_starts()
-        acts: dict[Stage, Callable[[], object]] = {
-            Stage.WARM_UP: self._warm_up,
-            Stage.OBSERVING: self._conclude,
-            Stage.BASE: self._measure,
-            Stage.HELD: self._measure,
-            Stage.SEARCHING: self._await_plan,
-            Stage.TRYING: self._try,
-            Stage.FOLLOWING: self._follow,
-            Stage.RESTING: self._check_rest,
+        acts: dict[Purpose, Callable[[], object]] = {
+            Purpose.WARM_UP: self._warm_up,
+            Purpose.OBSERVING: self._conclude,
+            Purpose.BASE: self._measure,
+            Purpose.HELD: self._measure,
+            Purpose.SEARCHING: self._await_plan,
+            Purpose.TRYING: self._try,
+            Purpose.FOLLOWING: self._follow,
+            Purpose.RESTING: self._check_rest,
         }
         if self._stage in acts:
             acts[self._stage]()
-        self._cache.course.step_starts()
+        self._cache.cursor.step_starts()
         self._predict()
 
     def follow(self, plan: Plan) -> None:
         """Follow this plan from the next step on, and observe no more."""
         self.close()
         self.plan = plan
-        self._rest(Stage.RESTING)
+        self._rest(Purpose.RESTING)
         self._hand_over(plan)
 
     def begin_with(self, plan: Plan, profile: Profile) -> None:
@@ -311,7 +311,7 @@ class Planner:
         self.close()
         self._seen = profile
         self._host.costs = profile.host_costs
-        self._rest(Stage.SEARCHING)
+        self._rest(Purpose.SEARCHING)
         self._is_given = True
         self._adoption.take(plan)
         if self._peers.is_alone:  # else all ranks follow it in the next step
@@ -339,7 +339,7 @@ class Planner:
         self._largest.restart()
         self._smaller.stop()
         self._stop_search()
-        self._stage = Stage.OBSERVING
+        self._stage = Purpose.OBSERVING
         self._record()
 
     def _observe_others(self) -> None:
@@ -357,7 +357,7 @@ class Planner:
             stays = plan is not None and plan.moves_nothing
             self.close()
             self.plan = None
-            self._rest(Stage.RESTING)
+            self._rest(Purpose.RESTING)
             self._rest_again(Placement.KEEP if stays else Placement.OFFLOAD)
             self._rests_within = self._goal_within(is_all=True)
             self._memory.planned()
@@ -382,7 +382,7 @@ class Planner:
     def _unplanned(self, choice: Choice, rule: Rule) -> None:
         """Steps have hooks and no plan."""
         cache = self._cache
-        cache.course.rule, cache.course.plan = rule, None
+        cache.cursor.rule, cache.cursor.plan = rule, None
         cache.regions.choice, cache.bypass = choice, None
 
     def _check_memory(self) -> None:
@@ -420,7 +420,7 @@ class Planner:
                 self._observe()
                 return
             logger.info("ssdtrain: no plan; this model's steps cannot be observed")
-            self._rest(Stage.RESTING)
+            self._rest(Purpose.RESTING)
             return
         self._attempts = self._spared_bytes = 0
         self._seen = profile
@@ -433,7 +433,7 @@ class Planner:
         self._memory.look_at_device(self._step)
         if self._begin_base(profile):
             self._measure()
-        elif self._stage is not Stage.FOLLOWING:
+        elif self._stage is not Purpose.FOLLOWING:
             self._plan()
 
     def _must_rest(self) -> bool:
@@ -449,7 +449,7 @@ class Planner:
             "not agree on one plan. Name modules without collectives (regions=...), or "
             "set recompute='off'"
         )
-        self._rest(Stage.RESTING)
+        self._rest(Purpose.RESTING)
         return True
 
     # -- the base ------------------------------------------------------------------
@@ -472,7 +472,7 @@ class Planner:
         may = self._measured.lacks_regions and bool(profile.regions)
         if not (wants_plain or self._peers.all_agree(may, "regions", self._step)):
             return False
-        self._rest(Stage.BASE)
+        self._rest(Purpose.BASE)
         told = self._observation
         self._measured.begin(
             Observed(profile, told.saved_bytes), without_hooks=wants_plain
@@ -531,7 +531,7 @@ class Planner:
         plan = all_again(profile, self._larger(profile), near)
         if plan is None:
             return False
-        self._rest(Stage.BASE)
+        self._rest(Purpose.BASE)
         return self._measure_base(plan, seen)
 
     def _larger(self, profile: Profile) -> Profile:
@@ -552,12 +552,12 @@ class Planner:
         self._follow_best()
 
     def _measure(self) -> None:
-        if self._stage is Stage.BASE and self.plan is not None:
+        if self._stage is Purpose.BASE and self.plan is not None:
             if self._is_exceeded(self.plan):
                 return
         if self._measured.next_step(self._step):
             return
-        if self._stage is Stage.HELD:
+        if self._stage is Purpose.HELD:
             self._follow_best()
             return
         self._refusal = ""
@@ -603,22 +603,22 @@ class Planner:
         if self._is_awaited:
             return False
         cache = self._cache
-        self._stage = Stage.HELD
-        cache.course.rule = Rule(spares_held=True)
-        cache.course.plan, cache.bypass = None, None
+        self._stage = Purpose.HELD
+        cache.cursor.rule = Rule(spares_held=True)
+        cache.cursor.plan, cache.bypass = None, None
         cache.regions.choice = Choice.ALL
         self._measured.begin_held(seen)
         self._measured.next_step(self._step)
         return True
 
-    def _rest(self, stage: Stage) -> None:
+    def _rest(self, stage: Purpose) -> None:
         self._stage = stage
         self._times.restart()
         self._cache.regions.choice = self._first_regions
         # A limit holds for what no plan knows as well: it waits rather than stays.
-        waits = self._goal.goal.is_by_memory and stage is not Stage.RESTING
+        waits = self._goal.goal.is_by_memory and stage is not Purpose.RESTING
         away = Placement.OFFLOAD if waits else Placement.OFFLOAD_IF_IN_TIME
-        self._cache.course.rule = Rule(away, spares_held=True)
+        self._cache.cursor.rule = Rule(away, spares_held=True)
 
     # -- searching -----------------------------------------------------------------
 
@@ -637,9 +637,9 @@ class Planner:
             may = self._measured.plain is not None and not self._goal.goal.is_by_memory
             fits = may and self._memory.fits_plain(profile)
             self._cache.bypass = Unhooked() if fits else None
-            self._rest(Stage.SEARCHING)
+            self._rest(Purpose.SEARCHING)
         else:
-            self._stage = Stage.SEARCHING
+            self._stage = Purpose.SEARCHING
         self._largest.plan_for_it()
         best = self._trials.best
         is_base = best is not None and best.plan.policy == ALL_AGAIN
@@ -647,7 +647,7 @@ class Planner:
         self._begin_search(SEARCH_MARKS, fewer)
         if fewer is not None:
             self._try_unsearched(fewer, profile)
-        elif self._stage is Stage.SEARCHING:
+        elif self._stage is Purpose.SEARCHING:
             self._plan_by_size()
 
     def _fewest_again(self) -> Plan | None:
@@ -719,7 +719,7 @@ class Planner:
     def _plan_by_size(self) -> None:
         """Have lanes of other sizes follow other plans than the one in force: lanes of
         one kind are never in flight together."""
-        seen, is_measured = self._seen, self._stage is Stage.BASE
+        seen, is_measured = self._seen, self._stage is Purpose.BASE
         if seen is None or is_measured:
             return
         if len(seen.kinds) == 1 and self._largest.makes_room:
@@ -743,7 +743,7 @@ class Planner:
             ConfigError: none reaches the goal.
         """
         self._take_found()
-        if self._stage is not Stage.SEARCHING:
+        if self._stage is not Purpose.SEARCHING:
             return
         if self.plan is not None and self._is_exceeded(self.plan):
             return
@@ -833,7 +833,7 @@ class Planner:
         """Return the plan for a CUDA graph: [Note: captured steps] in replays.py.
         None: the one in force is not the planner's own, or none reaches the goal."""
         seen, by = self._seen, self._measured.corrections
-        if self._stage in (Stage.WARM_UP, Stage.OBSERVING, Stage.RESTING):
+        if self._stage in (Purpose.WARM_UP, Purpose.OBSERVING, Purpose.RESTING):
             return None
         if seen is None:
             return None
@@ -876,7 +876,7 @@ class Planner:
         # What is not searched for is priced by each rank.
         (told,) = self._peers.longest((told,), "told", self._step)
         self._stopwatch = Stopwatch(told)
-        self._put_in_force(plan, Stage.TRYING)
+        self._put_in_force(plan, Purpose.TRYING)
 
     def _time_best(self) -> None:
         """Count what the best plan's steps took until another one is tried."""
@@ -1023,7 +1023,7 @@ class Planner:
         self._again = self._stopwatch = None
         if best is None or best.plan is plan:
             self._trials.forget()
-            self._stage = Stage.FOLLOWING
+            self._stage = Purpose.FOLLOWING
         else:
             self._follow_best()
         self._begin_search(QUICK_MARKS)
@@ -1039,10 +1039,13 @@ class Planner:
             best = Tried(plan, 0.0)
             self._trials.follow(best)
         if best is not None:
-            self._put_in_force(best.plan, Stage.FOLLOWING)
+            self._put_in_force(best.plan, Purpose.FOLLOWING)
 
-    def _put_in_force(self, plan: Plan, stage: Stage) -> None:
-        is_other = plan is not self.plan or self._stage in (Stage.HELD, Stage.OBSERVING)
+    def _put_in_force(self, plan: Plan, stage: Purpose) -> None:
+        is_other = plan is not self.plan or self._stage in (
+            Purpose.HELD,
+            Purpose.OBSERVING,
+        )
         self.plan = plan
         if not is_other:
             self._stage = stage
@@ -1058,7 +1061,7 @@ class Planner:
     def _hand_over(self, plan: Plan) -> None:
         """Let the cache follow this plan from now on."""
         cache = self._cache
-        cache.course.plan = plan
+        cache.cursor.plan = plan
         self._leave_room()
         self._plan_by_size()
         cache.regions.choice = Choice.PLANNED
@@ -1081,7 +1084,7 @@ class Planner:
         if self._hold():
             return
         self._take_found()
-        if self._stage is not Stage.FOLLOWING or self.plan is None:
+        if self._stage is not Purpose.FOLLOWING or self.plan is None:
             return
         if self._makes_room() or self._is_exceeded(self.plan):
             return
@@ -1101,7 +1104,7 @@ class Planner:
         return items[item].module if 0 <= item < len(items) else ""
 
     def _sees_strays(self) -> bool:
-        return self._strays.step(self._cache.course.num_strayed)
+        return self._strays.step(self._cache.cursor.num_strayed)
 
     def _look_again(self) -> None:
         """Time the next best plan once more: machines change."""
@@ -1157,13 +1160,13 @@ class Planner:
         if not has_grown or self._is_awaited:
             return False
         self._again = self._stopwatch = None
-        self._stage = Stage.FOLLOWING
+        self._stage = Purpose.FOLLOWING
         self._largest.plan_for_it()
         self._search_again(QUICK_MARKS)
         return True
 
     def _predict(self) -> None:
-        follows = self._stage in (Stage.TRYING, Stage.FOLLOWING)
+        follows = self._stage in (Purpose.TRYING, Purpose.FOLLOWING)
         plan = self.plan if follows else None
         prediction = None if plan is None else plan.prediction
         predicted_ms = None if prediction is None else prediction.step_ms

@@ -30,12 +30,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ssdtrain.cache.bypass import Bypass
-from ssdtrain.cache.course import Observer
-from ssdtrain.cache.record import LaneCourse
+from ssdtrain.cache.cursor import Observer
+from ssdtrain.cache.record import LaneCursor
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.calibrate import PlainTimes, RegionTimes
 from ssdtrain.plan.scaled import FIXED_SHARE, Growth, StepTime, fixed_share
-from ssdtrain.rebuild.clock import Span
+from ssdtrain.rebuild.clock import RebuildTime
 from ssdtrain.transfer.device import Stalled
 
 ALIKE = 0.01
@@ -89,7 +89,7 @@ class Reruns(Observer):
         self._ended_ns: int | None = None
         """The same, by the host."""
 
-    def lane(self, course: LaneCourse, kind: str) -> None:
+    def lane(self, cursor: LaneCursor, kind: str) -> None:
         """Note the kind of a new lane."""
         self._kinds.append(kind)
 
@@ -131,7 +131,7 @@ class RegionStep(NamedTuple):
     start: Any
     """The end of the step before: a moment of the clock."""
     end: Any
-    spans: Callable[[], list[Span]]
+    spans: Callable[[], list[RebuildTime]]
     """Its re-runs and rebuilds; calling it waits for the device."""
     stalls: Callable[[], Stalled] | None
     meter: HostMeter | None

@@ -82,7 +82,7 @@ class SmallerPlans:
     def _make_unsearched(self) -> bool:
         """Make those that need no search, once batches differ in size: until then
         nobody follows them. Return whether they were made now."""
-        asked, ratios = self._asked, self._cache.course.by_size.ratios
+        asked, ratios = self._asked, self._cache.cursor.by_size.ratios
         if asked is None or self._unsearched is not None or len(ratios) < 2:
             return False
         profile = corrected(asked.profile, asked.corrections)
@@ -111,20 +111,20 @@ class SmallerPlans:
     def _has_grown(self, request: Request) -> bool:
         """Whether the plan in force has room for much larger batches than the one that
         these plans were found next to."""
-        return self._cache.course.most_ratio > GROWN * request.ratio
+        return self._cache.cursor.most_ratio > GROWN * request.ratio
 
     def _begin(self, asked: Request) -> None:
-        course = self._cache.course
+        cursor = self._cache.cursor
         kept = [each.ratio for each in self._unsearched or () if each.plan.keeps_all]
-        ratios = sizes_for(course.by_size.ratios, course.most_ratio, *kept)
-        if not ratios or not course.by_size.is_trusted:
+        ratios = sizes_for(cursor.by_size.ratios, cursor.most_ratio, *kept)
+        if not ratios or not cursor.by_size.is_trusted:
             return
         self._coming, self._num_answers = [], 0
         beside = self._cache.device.runs_beside
         self._request = request = replace(
             asked,
-            ratio=course.most_ratio,
-            plan=course.plan,
+            ratio=cursor.most_ratio,
+            plan=cursor.plan,
             efforts=(),
             smaller=ratios,
             smaller_effort=SEARCH_MARKS if beside else QUICK_MARKS,
@@ -158,7 +158,7 @@ class SmallerPlans:
     def _prepare(self) -> None:
         """Have pinned memory made for all that any of the plans moves, as far as they
         may have some."""
-        request, largest = self._request, self._cache.course.plan
+        request, largest = self._request, self._cache.cursor.plan
         if request is None or largest is None:
             return
         found, self._coming = self._coming, []
@@ -176,12 +176,12 @@ class SmallerPlans:
             pool.prepare(sizes.values(), soon=tables.place_sizes)
 
     def _follow(self) -> None:
-        course, plans = self._cache.course, self._found
+        cursor, plans = self._cache.cursor, self._found
         for each in self._unsearched or ():
             # Where there is room, what was searched for is better.
-            if not course.plan or each.plan.keeps_all or each.ratio > course.most_ratio:
+            if not cursor.plan or each.plan.keeps_all or each.ratio > cursor.most_ratio:
                 plans = [*plans, each]
-        course.by_size.follow(course.plan, plans)
+        cursor.by_size.follow(cursor.plan, plans)
         logger.info("ssdtrain: %d plans for smaller batches", len(plans))
 
     def stop(self) -> None:
@@ -193,7 +193,7 @@ class SmallerPlans:
         self._asked = self._request = None
         self._unsearched, self._found, self._coming = None, [], []
         self._num_answers, self._waits = 0, False
-        self._cache.course.by_size.leave()
+        self._cache.cursor.by_size.leave()
 
     def close(self) -> None:
         """Leave nothing behind. Idempotent."""

@@ -31,9 +31,9 @@ class StepTimes:
 
     def step_starts(self) -> None:
         """A step starts, and the one before has ended."""
-        course = self._cache.course
+        cursor = self._cache.cursor
         if self._starts:
-            self._are_alike.append(not (course.num_resized or course.num_beside))
+            self._are_alike.append(not (cursor.num_resized or cursor.num_beside))
             self.num_steps += 1
         self._starts.append(self._cache.ledger.clock.now())
 

@@ -15,7 +15,14 @@ from dataclasses import replace
 from typing import Protocol
 
 from ssdtrain.curves import Curve, Links
-from ssdtrain.plan.profile import HostCosts, Item, Mark, Part, Profile, RegionRun
+from ssdtrain.plan.profile import (
+    AttentionPart,
+    HostCosts,
+    Item,
+    Mark,
+    Profile,
+    RegionRun,
+)
 
 PROBE_BYTES = 64 * 1024 * 1024
 """At this size two curves are compared."""
@@ -198,7 +205,7 @@ def _region(runs: tuple[RegionRun, ...]) -> RegionRun:
     )
 
 
-def _parts(runs: Sequence[RegionRun]) -> Iterator[Part]:
+def _parts(runs: Sequence[RegionRun]) -> Iterator[AttentionPart]:
     """Yield what no rank need compute again, with the least time that this saves."""
     known = [{part.items: part.ms for part in run.parts} for run in runs]
     for part in runs[0].parts:

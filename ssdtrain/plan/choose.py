@@ -43,7 +43,7 @@ from ssdtrain.plan.regions import (
 from ssdtrain.plan.replays import NEVER_MS
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.shortage import Shortage, check_rest
-from ssdtrain.plan.simulate import Outcome, Run, simulate
+from ssdtrain.plan.simulate import Outcome, Simulation, simulate
 from ssdtrain.plan.timeline import Timeline
 
 SEARCH_MARKS = 600_000
@@ -84,7 +84,7 @@ class Judge:
         asked = timeline.profile.notes.get("recompute")
         self.always = spread(timeline) if asked == "regions" else []
         """Regions that run again in any case."""
-        self.keep = Run(timeline, kept_but(timeline, self.always)).run()
+        self.keep = Simulation(timeline, kept_but(timeline, self.always)).run()
         self.least = self.keep
         """Of all candidates that host memory has room for, the least peak."""
         self.short_of_host = False
@@ -379,7 +379,7 @@ def _changes(
     """Return changes that may help: what is alive at the peak, largest first, then what
     waits or costs a rebuild. An item of a region that runs again changes with all
     others."""
-    alive = Run(timeline, orders).run(detailed=True).live_at_peak
+    alive = Simulation(timeline, orders).run(detailed=True).live_at_peak
     size = {item: timeline.items[item].num_bytes for item in alive}
     items = sorted(alive, key=lambda item: (-size[item], item))
     waiting = sorted(best.outcome.waits, key=lambda i: (-best.outcome.waits[i], i))

@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ssdtrain.plan.parts import Part, ms_of, parts_of
+from ssdtrain.plan.parts import StepPart, ms_of, parts_of
 from ssdtrain.plan.profile import Phase, Profile
 
 LEFT_OUT = 0.08
@@ -104,12 +104,12 @@ def most_host_ms(profile: Profile, rerun_host_ms: Times) -> float:
     return most_ms
 
 
-def _of_regions(profile: Profile, rerun_ms: Times) -> dict[Part, float]:
+def _of_regions(profile: Profile, rerun_ms: Times) -> dict[StepPart, float]:
     """Return what the forwards of region calls take, of all lanes of a kind together. A
     kind of lane that had another number of them then is left out."""
     lanes = Counter(profile.lanes)
     return {
-        Part(kind, number, Phase.FORWARD): lanes[kind] * ms * (1.0 + LEFT_OUT)
+        StepPart(kind, number, Phase.FORWARD): lanes[kind] * ms * (1.0 + LEFT_OUT)
         for kind, times in rerun_ms.items()
         if len(profile.regions.get(kind, ())) == len(times)
         for number, ms in enumerate(times)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ssdtrain.plan.placement import Placement, Placements
 from ssdtrain.plan.schedule import Style, schedule
-from ssdtrain.plan.simulate import Outcome, Run
+from ssdtrain.plan.simulate import Outcome, Simulation
 from ssdtrain.plan.timeline import Timeline
 
 CODES = {placement: number for number, placement in enumerate(Placement)}
@@ -39,6 +39,6 @@ class Outcomes:
         found = self._known.get(placed)
         if found is None:
             orders = schedule(self.timeline, placements, style)
-            found = self._known[placed] = Run(self.timeline, orders).run()
+            found = self._known[placed] = Simulation(self.timeline, orders).run()
             found.causes, found.live_at_peak = {}, frozenset()
         return found

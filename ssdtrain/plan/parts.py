@@ -12,7 +12,7 @@ from ssdtrain.plan.profile import Item, Phase, Profile, RegionRun
 NONE = -1
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """One way through a region call."""
 
     kind: str
@@ -21,9 +21,9 @@ class Part(NamedTuple):
     phase: Phase
 
 
-def parts_of(profile: Profile) -> list[Part]:
+def parts_of(profile: Profile) -> list[StepPart]:
     """Return the part of the step that each mark belongs to."""
-    found: list[Part] = []
+    found: list[StepPart] = []
     first_of = {
         kind: _first_readers(runs, profile.kinds[kind])
         for kind, runs in profile.regions.items()
@@ -46,13 +46,13 @@ def parts_of(profile: Profile) -> list[Part]:
             region = before.get(at, NONE)
             if region == last.get((kind, mark.phase)):
                 region = NONE  # nothing follows that says where it ends
-        found.append(Part(kind, region, mark.phase))
+        found.append(StepPart(kind, region, mark.phase))
     return found
 
 
-def ms_of(profile: Profile, parts: Sequence[Part]) -> dict[Part, float]:
+def ms_of(profile: Profile, parts: Sequence[StepPart]) -> dict[StepPart, float]:
     """Return what each part takes, in all lanes of its kind together."""
-    found: dict[Part, float] = {}
+    found: dict[StepPart, float] = {}
     for mark, part in zip(profile.marks, parts, strict=True):
         found[part] = found.get(part, 0.0) + mark.ms
     return found

@@ -69,7 +69,7 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class AttentionPart:
     """An attention inside a region. Where all its results are stored, a re-run takes
     them instead of computing it."""
 
@@ -97,7 +97,7 @@ class RegionRun:
     small_bytes: Natural = 0
     """Saved by it in tensors that are no items: on the device from its forward to its
     backward where it does not run again. `other_bytes`, also of marks, has them."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[AttentionPart, ...] = ()
     """What it need not compute again."""
     communicates: bool = False
     """Whether it runs collectives, and so waits for the same call of other ranks."""

@@ -4,7 +4,8 @@ A region is chosen as a whole: one re-run makes everything again that autograd s
 its forward. Regions of a kind of lane are mostly the same, so how many matters more
 than which; those that are chosen lie evenly over the lane, because the links then have
 time between them for what the others move. The results of attention inside a region may
-be stored all the same (`Part`): they are small, and its re-run is shorter by that time.
+be stored all the same (`AttentionPart`): they are small, and its re-run is shorter by
+that time.
 """
 
 from collections.abc import Collection

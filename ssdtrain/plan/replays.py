@@ -28,7 +28,7 @@ from ssdtrain.plan.calibrate import (
     corrected,
     rebuild_key,
 )
-from ssdtrain.plan.parts import Part, ms_of, parts_of
+from ssdtrain.plan.parts import StepPart, ms_of, parts_of
 from ssdtrain.plan.profile import HostCosts, Item, Phase, Profile
 
 UNHELD = "replay_ms"
@@ -151,7 +151,7 @@ def unhosted(
     if not usual:
         return profile, set()
 
-    def factor_of(part: Part) -> float:
+    def factor_of(part: StepPart) -> float:
         if part.kind not in held:
             return 1.0
         return factors.get(part, usual.get(part.phase, 1.0))
@@ -168,19 +168,19 @@ def unhosted(
 def _held_factors(
     profile: Profile,
     held: Mapping[str, tuple[RegionTime, ...]],
-    parts: Sequence[Part],
-) -> dict[Part, float]:
+    parts: Sequence[StepPart],
+) -> dict[StepPart, float]:
     """Return by how much parts of the step shrink, of those that were measured."""
     lanes: Counter[str] = Counter(profile.lanes)
     total_ms = ms_of(profile, parts)
-    found: dict[Part, float] = {}
+    found: dict[StepPart, float] = {}
     for kind, times in held.items():
         if len(profile.regions.get(kind, ())) != len(times):
             continue
         for number, time in enumerate(times):
             both = (Phase.FORWARD, time.forward_ms), (Phase.BACKWARD, time.backward_ms)
             for phase, own_ms in both:
-                part = Part(kind, number, phase)
+                part = StepPart(kind, number, phase)
                 hosted_ms = total_ms.get(part, 0.0) / max(1, lanes[kind])
                 if own_ms > 0.0 and hosted_ms > 0.0:
                     found[part] = min(1.0, own_ms / hosted_ms)

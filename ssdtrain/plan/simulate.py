@@ -74,7 +74,7 @@ class Outcome:
     """Saved tensors on the device at the peak."""
 
 
-class Run:
+class Simulation:
     """One simulation. `orders` holds every item of every lane kind."""
 
     def __init__(
@@ -568,8 +568,8 @@ def keep_all(timeline: Timeline) -> dict[str, tuple[Order, ...]]:
 
 def simulate(timeline: Timeline, orders: Mapping[str, Sequence[Order]]) -> Prediction:
     """Predict a step under these orders."""
-    outcome = Run(timeline, orders).run(detailed=True)
-    keep = Run(timeline, keep_all(timeline)).run()
+    outcome = Simulation(timeline, orders).run(detailed=True)
+    keep = Simulation(timeline, keep_all(timeline)).run()
     by_cause: dict[str, float] = {}
     for (cause, _), ms in outcome.causes.items():
         by_cause[cause.value] = by_cause.get(cause.value, 0.0) + ms

@@ -28,7 +28,7 @@ class Stored(NamedTuple):
     num_bytes: int
 
 
-class Layout(NamedTuple):
+class PlacedItems(NamedTuple):
     """What follows from placements alone; whoever simulates and schedules asks for the
     same ones again and again."""
 
@@ -138,7 +138,7 @@ class Timeline:
         """Items that forward makes for a recipe's sake."""
         self._has_small = any(run.small_bytes for run in self.runs)
         self._resting: dict[tuple[str, int, Placement], Order] = {}
-        self._layout: Layout | None = None
+        self._layout: PlacedItems | None = None
         """Of the placements that were asked for last."""
 
     @property
@@ -203,13 +203,13 @@ class Timeline:
             )
         return order
 
-    def layout(self, placed: Sequence[Placement]) -> Layout:
+    def layout(self, placed: Sequence[Placement]) -> PlacedItems:
         """Return what follows from these placements; not to be changed."""
         placed = list(placed)
         known = self._layout
         if known is None or known.placed != placed:
             run_marks = self._run_marks(placed)
-            known = self._layout = Layout(
+            known = self._layout = PlacedItems(
                 placed,
                 self._residency(placed, run_marks),
                 self._are_saved(placed),

@@ -20,7 +20,7 @@ from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.regions import as_they_run, spread, with_regions
 from ssdtrain.plan.scaled import Growth, UpTo, scaled
 from ssdtrain.plan.schedule import Late, Style, schedule
-from ssdtrain.plan.simulate import Run, simulate
+from ssdtrain.plan.simulate import Simulation, simulate
 from ssdtrain.plan.timeline import Timeline
 
 PARTS = 4
@@ -90,7 +90,7 @@ def fewest_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
         return None
 
     def over_bytes(number: int) -> float:
-        needs = Run(largest, kept_but(largest, order[:number])).run()
+        needs = Simulation(largest, kept_but(largest, order[:number])).run()
         return needs.peak_bytes - most_bytes
 
     number = least_number(over_bytes, len(order) - 1)
@@ -135,7 +135,10 @@ def _room_bytes(profile: Profile, goal: Goal) -> float | None:
 def _is_too_much(largest: Timeline, plan: Plan, goal: Goal) -> bool:
     """Return whether what leaves is more than the host has room for, or than may be
     written: then copies are not made, and steps go beyond the memory limit."""
-    needs, host_bytes = Run(largest, plan.orders).run(), largest.profile.host_bytes
+    needs, host_bytes = (
+        Simulation(largest, plan.orders).run(),
+        largest.profile.host_bytes,
+    )
     if host_bytes is not None and needs.host_peak_bytes > host_bytes:
         return True
     return not goal.allows(needs.moved_bytes["ssd_write"], needs.step_ms)
@@ -185,7 +188,7 @@ def _fitting(
     orders = None if most_bytes is None else again_moving(observed, num_moved)
     if most_bytes is None or orders is None:
         return None
-    if Run(largest, orders).run().peak_bytes > most_bytes:
+    if Simulation(largest, orders).run().peak_bytes > most_bytes:
         return None
     prediction = simulate(observed, orders)
     return Plan(orders=orders, policy=ALL_AGAIN, prediction=prediction)
@@ -228,7 +231,7 @@ class _Limits:
 
         def peak_bytes(ratio: float) -> int:
             timeline = self._timeline(ratio)
-            return Run(timeline, kept_but(timeline, regions)).run().peak_bytes
+            return Simulation(timeline, kept_but(timeline, regions)).run().peak_bytes
 
         usual_bytes = peak_bytes(1.0)
         if usual_bytes <= most_bytes:

@@ -10,7 +10,7 @@ import torch
 from ssdtrain.transfer.device import is_timed_step
 
 
-class Span(NamedTuple):
+class RebuildTime(NamedTuple):
     """One measured rebuild."""
 
     recipe: str
@@ -103,15 +103,17 @@ class Clock:
 
         return total_ms
 
-    def last_spans(self) -> list[Span]:
+    def last_spans(self) -> list[RebuildTime]:
         """Every rebuild of the last step that was kept; waits for the device."""
         return self.kept_spans()()
 
-    def kept_spans(self) -> Callable[[], list[Span]]:
+    def kept_spans(self) -> Callable[[], list[RebuildTime]]:
         """As `last_spans`, for later; calling what is returned waits for the device."""
         kept, ms = self._kept, self.ms_between
         return lambda: [
-            Span(each.recipe, each.place, each.num_bytes, ms(each.start, each.end))
+            RebuildTime(
+                each.recipe, each.place, each.num_bytes, ms(each.start, each.end)
+            )
             for each in kept
         ]
 

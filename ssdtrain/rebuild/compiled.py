@@ -24,7 +24,7 @@ from collections.abc import Hashable, Sequence
 
 from torch import Tensor
 
-from ssdtrain.rebuild.expression import Expression, Held, Layout
+from ssdtrain.rebuild.expression import Expression, Layout, TensorInput
 from ssdtrain.rebuild.graph import AutogradGraph, Guard, Like, NodeKind, Store
 from ssdtrain.rebuild.node import RecipeSearch
 
@@ -61,17 +61,19 @@ class Compiled:
         self.guards = _each_once(search.guards)
         """Two recipes with the same guards are right of the same graphs."""
         self._narrow = search.narrow
-        num_held = len(search.graph.held)
+        num_inputs = len(search.graph.inputs)
         self.copy_place: int | None = None
-        """Which of `expression.held` is the tensor itself in a smaller dtype."""
+        """Which of `expression.inputs` is the tensor itself in a smaller dtype."""
         if search.narrow is not None:
-            self.copy_place = order.index(num_held - 1)
+            self.copy_place = order.index(num_inputs - 1)
         self.layout = Layout.of(base)
         self._device = base.device
         self._order = order
-        self._is_in_order = order == tuple(range(num_held))
+        self._is_in_order = order == tuple(range(num_inputs))
         self._covered = tuple(
-            at for at, held in zip(order, expression.held, strict=True) if held.is_noted
+            at
+            for at, each in zip(order, expression.inputs, strict=True)
+            if each.is_noted
         )
 
     @classmethod
@@ -82,13 +84,13 @@ class Compiled:
         answers may not be had again."""
         if any(guard.read is AutogradGraph.unknown for guard in search.guards):
             return None
-        found = search.graph.held
+        found = search.graph.inputs
         if search.narrow is not None and found[-1].stored_bytes == 0:
             return None  # it is not the last one
-        places = {id(held): at for at, held in enumerate(found)}
-        if any(id(held) not in places for held in expression.held):
+        places = {id(each): at for at, each in enumerate(found)}
+        if any(id(each) not in places for each in expression.inputs):
             return None
-        order = tuple(places[id(held)] for held in expression.held)
+        order = tuple(places[id(each)] for each in expression.inputs)
         return cls(expression.without_holders(), search, base, order)
 
     def holds(self, graph: AutogradGraph) -> bool:
@@ -105,10 +107,12 @@ class Compiled:
                 return False
         if not self._covered:
             return True
-        return all(id(graph.held[at].owner) in graph.owners for at in self._covered)
+        return all(id(graph.inputs[at].owner) in graph.owners for at in self._covered)
 
-    def operands(self, graph: AutogradGraph, store: Store | None = None) -> list[Held]:
-        """The operands in the order of `expression.held`, once `holds` has answered.
+    def operands(
+        self, graph: AutogradGraph, store: Store | None = None
+    ) -> list[TensorInput]:
+        """The operands in the order of `expression.inputs`, once `holds` has answered.
 
         What takes the tensor's place in a smaller dtype is stored now.
 
@@ -116,7 +120,7 @@ class Compiled:
             graph: that was asked.
             store: takes it over; None: the lookup finds out what becomes of it.
         """
-        found = graph.held
+        found = graph.inputs
         if self._is_in_order and self._narrow is None:
             return found
         if self._narrow is not None:

@@ -89,7 +89,7 @@ class GeneratorState(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
-class Held:
+class TensorInput:
     """A tensor that somebody else keeps; its holder can bring it back."""
 
     holder: Any
@@ -128,7 +128,7 @@ class Expression:
     """Equal once says nothing of the next time: its own bytes are compared."""
     depth: int = field(init=False)
     """Length of the longest chain below, this one included."""
-    held: tuple[Held, ...] = field(init=False)
+    inputs: tuple[TensorInput, ...] = field(init=False)
     """Every tensor it is made of, once, in the order `compute` takes them."""
     is_expensive: bool = False
     """Whether a product or an attention is among its functions."""
@@ -136,18 +136,18 @@ class Expression:
     """How often expressions are read that are read more than once, by id."""
 
     def __post_init__(self) -> None:
-        deepest, held = 0, {}
+        deepest, inputs = 0, {}
         for operand in self.operands:
-            if isinstance(operand, Held):
-                held[id(operand)] = operand
+            if isinstance(operand, TensorInput):
+                inputs[id(operand)] = operand
             elif isinstance(operand, Expression):
-                held.update((id(each), each) for each in operand.held)
+                inputs.update((id(each), each) for each in operand.inputs)
                 self.is_expensive = self.is_expensive or operand.is_expensive
             else:
                 continue
             if operand.depth > deepest:
                 deepest = operand.depth
-        self.depth, self.held = deepest + 1, tuple(held.values())
+        self.depth, self.inputs = deepest + 1, tuple(inputs.values())
 
     @property
     def signature(self) -> Hashable:
@@ -163,13 +163,13 @@ class Expression:
         return _without_holders(self, {})
 
     def compute(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The value, given the tensors of `held`. What several parts of it read is made
-        once, and dropped when the last of them has read it."""
+        """The value, given the tensors of `inputs`. What several parts of it read is
+        made once, and dropped when the last of them has read it."""
         if self._shared is None:
             reads: Counter[int] = Counter()
             _count_reads(self, reads)
             self._shared = {at: number for at, number in reads.items() if number > 1}
-        known = {id(held): each for held, each in zip(self.held, tensors, strict=True)}
+        known = {id(one): each for one, each in zip(self.inputs, tensors, strict=True)}
         return _value_of(self, known, dict(self._shared))
 
 
@@ -190,7 +190,7 @@ def _value_of(of: Expression, known: dict[int, Tensor], left: dict[int, int]) ->
             _value_of(operand, known, left)
             if isinstance(operand, Expression)
             else known[id(operand)]
-            if isinstance(operand, Held)
+            if isinstance(operand, TensorInput)
             else operand
             for operand in of.operands
         ]
@@ -204,14 +204,14 @@ def _value_of(of: Expression, known: dict[int, Tensor], left: dict[int, int]) ->
     return found
 
 
-Operand = Held | Expression | GeneratorState | int | float
+Operand = TensorInput | Expression | GeneratorState | int | float
 
 
 def _without_holders(of: Expression, known: dict[int, Any]) -> Expression:
     operands: list[Operand] = []
     for operand in of.operands:
-        if isinstance(operand, Held | Expression) and id(operand) not in known:
-            if isinstance(operand, Held):
+        if isinstance(operand, TensorInput | Expression) and id(operand) not in known:
+            if isinstance(operand, TensorInput):
                 bare: Operand = replace(
                     operand, holder=None, parameter=None, owner=None
                 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ssdtrain.rebuild.between import is_as_made
-from ssdtrain.rebuild.expression import Epsilon, Held, Layout
+from ssdtrain.rebuild.expression import Epsilon, Layout, TensorInput
 from ssdtrain.rebuild.frame import CallerFrame
 
 NOTES = "ssdtrain"
@@ -45,7 +45,7 @@ Store = Callable[[Tensor], Any]
 class OperandLookup(Protocol):
     """Finds what recipes may read (the cache)."""
 
-    def held(self, packed: Any, node: Any) -> Held | None:
+    def saved(self, packed: Any, node: Any) -> TensorInput | None:
         """The tensor of a handle that autograd packed for this node, or of a note.
 
         None if it is nobody's, or was changed since it was saved.
@@ -53,7 +53,7 @@ class OperandLookup(Protocol):
 
     def parameter(
         self, parameter: nn.Parameter, node: Any, edge: int | None = None
-    ) -> Held | None:
+    ) -> TensorInput | None:
         """A parameter as the operator of this node read it.
 
         None if it may have been changed since, or its data may be gone in backward.
@@ -66,7 +66,7 @@ class OperandLookup(Protocol):
 
     def narrowed(
         self, wide: Tensor, dtype: torch.dtype, store: Store | None = None
-    ) -> Held:
+    ) -> TensorInput:
         """Make and keep a tensor of this dtype for a wider one; see `Compiled`."""
 
     def is_altered(self) -> bool:
@@ -118,7 +118,7 @@ NOBODYS = "nobody's"
 class AutogradGraph:
     """The graph that made one tensor."""
 
-    __slots__ = ("_frame", "_look", "held", "lookup", "nodes", "owners", "tensor")
+    __slots__ = ("_frame", "_look", "inputs", "lookup", "nodes", "owners", "tensor")
 
     def __init__(
         self, tensor: Tensor, lookup: OperandLookup, look: Callable[[], CallerFrame]
@@ -128,7 +128,7 @@ class AutogradGraph:
         """The base tensor that is saved."""
         self.lookup = lookup
         self.nodes: list[Any] = [tensor.grad_fn]
-        self.held: list[Held] = []
+        self.inputs: list[TensorInput] = []
         """Operands, in the order in which they were read."""
         self.owners: list[int] = []
         """Of tensors that the nodes themselves saved, by id."""
@@ -202,11 +202,11 @@ class AutogradGraph:
             return None
         if isinstance(packed, Tensor):
             return SavedNumber(repr(number_of(packed)))
-        held = self.lookup.held(packed, node)
-        if held is None:
+        found = self.lookup.saved(packed, node)
+        if found is None:
             return NOBODYS
-        self.owners.append(id(held.owner))
-        return self._take(held)
+        self.owners.append(id(found.owner))
+        return self._take(found)
 
     def has_saved(self, at: int, name: str | int) -> bool:
         """Whether a node saved something under this name, whoever holds it."""
@@ -216,25 +216,25 @@ class AutogradGraph:
         """An output of a node that somebody saved: an operand."""
         node = self.nodes[at]
         note = notes_of(node).outputs.get(output)
-        held = None if note is None else self.lookup.held(note, node)
-        return None if held is None else self._take(held)
+        found = None if note is None else self.lookup.saved(note, node)
+        return None if found is None else self._take(found)
 
     def parameter(self, at: int, place: int) -> Like | None:
         """A parameter at an edge: an operand."""
         variable = getattr(self._edge(at, place)[0], "variable", None)
         if not isinstance(variable, nn.Parameter):
             return None
-        held = self.lookup.parameter(variable, self.nodes[at], place)
-        return None if held is None else self._take(held)
+        found = self.lookup.parameter(variable, self.nodes[at], place)
+        return None if found is None else self._take(found)
 
     def leaf_dtype(self, at: int, place: int) -> torch.dtype | None:
         """Of the leaf at an edge."""
         variable = getattr(self._edge(at, place)[0], "variable", None)
         return getattr(variable, "dtype", None)
 
-    def _take(self, held: Held) -> Like:
-        self.held.append(held)
-        return Like(held.layout, held.parameter is not None, held.epsilon)
+    def _take(self, found: TensorInput) -> Like:
+        self.inputs.append(found)
+        return Like(found.layout, found.parameter is not None, found.epsilon)
 
     # -- the running code: [Note: unsaved tensors] ------------------------------------
 

@@ -13,9 +13,9 @@ from ssdtrain.rebuild.expression import (
     MAX_NODES,
     Epsilon,
     Expression,
-    Held,
     Layout,
     Operand,
+    TensorInput,
 )
 from ssdtrain.rebuild.graph import (
     AutogradGraph,
@@ -27,7 +27,7 @@ from ssdtrain.rebuild.graph import (
     packed_by,
 )
 
-Recipe = Callable[["Producer"], Expression | None]
+RecipeBuilder = Callable[["Producer"], Expression | None]
 LEAF = "torch::autograd::AccumulateGrad"
 MAX_BEHIND = 24
 """Most nodes that are looked at for one that saved a noted tensor."""
@@ -36,7 +36,7 @@ MAX_BEHIND = 24
 class OpRule(NamedTuple):
     """What is known of the operators of one kind of node."""
 
-    recipe: Recipe | None = None
+    recipe: RecipeBuilder | None = None
     """Makes its result again; None: nothing does."""
     result: str = ""
     """Under which its node saves its own result; "": it does not."""
@@ -80,7 +80,7 @@ class SearchMark(NamedTuple):
 
     num_guards: int
     num_nodes: int
-    num_held: int
+    num_inputs: int
     num_owners: int
 
 
@@ -112,12 +112,12 @@ class RecipeSearch:
         self.guards.append(Guard(read, args, answer))
         return answer
 
-    def ask_for(self, read: Callable[..., Any], *args: Any) -> Held | None:
+    def ask_for(self, read: Callable[..., Any], *args: Any) -> TensorInput | None:
         """An operand; no guard is left where there is none."""
         if not isinstance(self.ask(read, *args), Like):
             self.guards.pop()
             return None
-        return self.graph.held[-1]
+        return self.graph.inputs[-1]
 
     def step(self, at: int, place: int) -> int:
         """Follow an edge that there is; the number of the node."""
@@ -127,14 +127,14 @@ class RecipeSearch:
     def mark(self) -> SearchMark:
         """Where it is now."""
         graph = self.graph
-        sizes = len(self.guards), len(graph.nodes), len(graph.held), len(graph.owners)
+        sizes = len(self.guards), len(graph.nodes), len(graph.inputs), len(graph.owners)
         return SearchMark(*sizes)
 
     def back_to(self, mark: SearchMark) -> None:
         """Forget what led nowhere."""
         del self.guards[mark.num_guards :]
         del self.graph.nodes[mark.num_nodes :]
-        del self.graph.held[mark.num_held :]
+        del self.graph.inputs[mark.num_inputs :]
         del self.graph.owners[mark.num_owners :]
         self.made = {
             key: each for key, each in self.made.items() if each.at < mark.num_nodes
@@ -148,12 +148,12 @@ class RecipeSearch:
         tensor's own node: the way around a frozen layer.
         """
         return all(
-            id(held.owner) in self.graph.owners or self._is_saved_below(held)
-            for held in expression.held
-            if held.is_noted
+            id(each.owner) in self.graph.owners or self._is_saved_below(each)
+            for each in expression.inputs
+            if each.is_noted
         )
 
-    def _is_saved_below(self, noted: Held) -> bool:
+    def _is_saved_below(self, noted: TensorInput) -> bool:
         """Look for a tensor among what nodes below the root have saved."""
         root = self.graph.nodes[0]
         waiting: deque[tuple[Any, tuple[int, ...]]] = deque([(root, ())])
@@ -164,8 +164,8 @@ class RecipeSearch:
             name = self.rule(node).reads
             packed = packed_by(node, name) if name else None
             if packed is not None and not isinstance(packed, Tensor):
-                held = self.graph.lookup.held(packed, node)
-                if held is not None and held.owner is noted.owner:
+                found = self.graph.lookup.saved(packed, node)
+                if found is not None and found.owner is noted.owner:
                     at = 0
                     for place in way:
                         at = self.step(at, place)
@@ -243,7 +243,7 @@ class Producer:
         """
         answer = self._search.ask(AutogradGraph.saved, self._at, name)
         if isinstance(answer, Like):
-            return self._graph.held[-1]
+            return self._graph.inputs[-1]
         if isinstance(answer, SavedNumber):
             return number_of(packed_by(self._node, name))
         return None
@@ -307,21 +307,21 @@ class Producer:
         kept = self._result(at, output) or self._noted(at, output)
         return kept or self._made_by(index, at, output)
 
-    def _result(self, at: int, output: int) -> Held | None:
+    def _result(self, at: int, output: int) -> TensorInput | None:
         """An output that its own node has saved."""
         name = self._search.rule(self._graph.nodes[at]).result
         if not name or output:
             return None
         return self._search.ask_for(AutogradGraph.saved, at, name)
 
-    def _noted(self, at: int, output: int) -> Held | None:
+    def _noted(self, at: int, output: int) -> TensorInput | None:
         """An output of a node that somebody saved."""
-        held = self._search.ask_for(AutogradGraph.noted, at, output)
-        if held is not None:
-            held.is_noted = not self._graph.frame_saves(at, output)
-            if not held.is_noted:
+        found = self._search.ask_for(AutogradGraph.noted, at, output)
+        if found is not None:
+            found.is_noted = not self._graph.frame_saves(at, output)
+            if not found.is_noted:
                 self._search.ask(AutogradGraph.frame_saves, at, output)
-        return held
+        return found
 
     def _made_by(self, index: int, at: int, output: int) -> Expression | None:
         """An expression for an output of a node, which nobody has saved."""
@@ -381,19 +381,19 @@ class Producer:
             found, _ = self._search.ask(AutogradGraph.made, at, output)
         return found
 
-    def narrowed(self, dtype: torch.dtype) -> Held | None:
+    def narrowed(self, dtype: torch.dtype) -> TensorInput | None:
         """The tensor itself in a smaller dtype, stored in its place."""
         if not self.is_at_hand:
             return None
-        held = self._graph.lookup.narrowed(self._graph.tensor, dtype)
+        made = self._graph.lookup.narrowed(self._graph.tensor, dtype)
         self._search.narrow = dtype
-        self._graph.held.append(held)
-        return held
+        self._graph.inputs.append(made)
+        return made
 
     def epsilon(self, name: str) -> Epsilon | None:
         """The epsilon of the normalization that saved this input, if certain."""
         source = self.saved(name)
-        epsilon = source.epsilon if isinstance(source, Held) else None
+        epsilon = source.epsilon if isinstance(source, TensorInput) else None
         if epsilon is None:
             self._graph.lookup.refuse()
         return epsilon
@@ -424,7 +424,9 @@ class Producer:
             return None
         is_expensive, exact = self._search.rule(self._node).is_expensive, None
         if is_expensive:  # [Note: matrix products] in recipes.py
-            layouts = [op.layout if isinstance(op, Held) else None for op in operands]
+            layouts = [
+                op.layout if isinstance(op, TensorInput) else None for op in operands
+            ]
             exact = self.shape, *layouts
         expression = Expression(
             recipe=self.name,

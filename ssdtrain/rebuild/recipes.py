@@ -31,14 +31,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ssdtrain.rebuild.expression import Expression, Operand
-from ssdtrain.rebuild.node import OpRule, Producer, Recipe, signed
+from ssdtrain.rebuild.node import OpRule, Producer, RecipeBuilder, signed
 
 NodeRead = Callable[[Producer], Any]
 """What a recipe takes from the node."""
 OpRules = dict[str, OpRule]
 """By the name of the node."""
 HALF = (torch.bfloat16, torch.float16)
-RecipeFunction = TypeVar("RecipeFunction", bound=Recipe)
+RecipeFunction = TypeVar("RecipeFunction", bound=RecipeBuilder)
 
 
 # -- what recipes are made of ----------------------------------------------------------
@@ -84,7 +84,7 @@ def shape(node: Producer) -> tuple[int, ...]:
 
 def made_by(
     function: Callable[..., Tensor], *reads: NodeRead | str, **constants: NodeRead
-) -> Recipe:
+) -> RecipeBuilder:
     """`function(*operands, **constants)`, if every operand can be had.
 
     Args:
@@ -275,7 +275,7 @@ def folded_product(node: Producer) -> Expression | None:
 
 def attention_recipe(
     function: Callable[..., Tensor], bias: str | None = None
-) -> Recipe:
+) -> RecipeBuilder:
     """An attention that drops nothing: [Note: fused attention].
 
     Args:
@@ -448,7 +448,7 @@ RULES: OpRules = {
 }
 """All that come with ssdtrain."""
 
-REGISTERED: dict[str, Recipe] = {}
+REGISTERED: dict[str, RecipeBuilder] = {}
 """A user's own, of the process: a decorator has to write somewhere. Every session
 copies them when it is opened."""
 

@@ -152,7 +152,7 @@ class Attention:
 
 
 @dataclass
-class Call:
+class AttentionCall:
     """An attention operator that ran, or was answered."""
 
     name: str
@@ -243,7 +243,7 @@ def windows_of(spots: Sequence[Spot]) -> list[Window]:
     return found
 
 
-class Watched:
+class RerunAttention:
     """The attention calls of one re-run.
 
     Args:
@@ -274,7 +274,7 @@ class Watched:
         self._num_placed = 0
         self._last: list[int] = []
         """Addresses of what was saved last."""
-        self._call: Call | None = None
+        self._call: AttentionCall | None = None
         self.learnt: list[Learnt] = []
         self.reasons: list[str] = []
         """Why stored results were not taken."""
@@ -380,7 +380,7 @@ class Watched:
             if answer:
                 if self._check is not None:
                     self._compare(answer, func(*args, **kwargs))
-                self._call = Call(
+                self._call = AttentionCall(
                     *(schema.name, signature, spot.start, at, answer), is_answer=True
                 )
                 return answer
@@ -390,7 +390,7 @@ class Watched:
         if not has_answered:
             results = made if isinstance(made, tuple | list) else (made,)
             start = at - self._num_inputs(args, kwargs)
-            self._call = Call(
+            self._call = AttentionCall(
                 *(schema.name, signature, start, at, tuple(results)),
                 *(False, before, behind),
             )
@@ -433,7 +433,7 @@ class Watched:
                     self._check(ours, theirs)
 
 
-def _reason(spot: Spot, call: Call | None, stood: bool) -> str:
+def _reason(spot: Spot, call: AttentionCall | None, stood: bool) -> str:
     """Why a spot was not answered."""
     if not stood:
         return "another dispatch mode stood around it"
@@ -447,11 +447,11 @@ def _reason(spot: Spot, call: Call | None, stood: bool) -> str:
 
 
 class _Mode(TorchDispatchMode):
-    """Shows operators to a `Watched`."""
+    """Shows operators to a `RerunAttention`."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: RerunAttention) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watched = watched
 

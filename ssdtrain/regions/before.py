@@ -80,7 +80,7 @@ class Parts(NamedTuple):
                 if isinstance(each, Tensor) and counts_changes(each)
                 if id(each) not in updated.ids
             },
-            {name: contents_of(own.get(name)) for name in names},
+            {name: attribute_contents(own.get(name)) for name in names},
             tuple([p is not None and p.requires_grad for p in parameters.values()]),
             {name: own_marks for name, own_marks in marks.items() if own_marks},
         )
@@ -402,7 +402,7 @@ def _is_here(tensor: Tensor | None) -> bool:
     return tensor.untyped_storage().nbytes() > 0
 
 
-def contents_of(value: Any) -> Any:
+def attribute_contents(value: Any) -> Any:
     """What is inside an attribute, to be compared and put back; None: nothing that can
     change."""
     if isinstance(value, Tensor):
@@ -418,7 +418,7 @@ def contents_of(value: Any) -> Any:
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """What `contents_of` looks at."""
+    """What `attribute_contents` looks at."""
     if isinstance(value, list | deque | set):
         return value
     inside = value if isinstance(value, dict) else getattr(value, "__dict__", {})

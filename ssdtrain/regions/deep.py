@@ -58,7 +58,7 @@ PACKAGES = frozenset(("site-packages", "dist-packages"))
 _GLOBAL_RANDOM = getattr(random.random, "__self__", None)
 
 
-class Held(NamedTuple):
+class ObjectContents(NamedTuple):
     """An object and what it held."""
 
     name: str
@@ -85,7 +85,7 @@ class Deep:
     ) -> None:
         self.refusal: str | None = None
         """What cannot be set back; None: nothing."""
-        self._held: list[Held] = []
+        self._held: list[ObjectContents] = []
         own = list(modules)
         self._root = own[0] if own else None
         self._asked = asked
@@ -142,7 +142,7 @@ class Deep:
         if is_threads or (not is_elsewhere and len(self._held) < MAX_OBJECTS):
             contents = contents_of(value)
             if contents is not None:
-                self._held.append(Held(name, value, contents))
+                self._held.append(ObjectContents(name, value, contents))
         for each in self._named_in(value) if is_around else children_of(value):
             # Containers in containers are one level, as deep as they are.
             is_level = depth == MAX_DEPTH or not _are_containers(value, each)

@@ -70,7 +70,7 @@ MAX_FUNCTIONS = 64
 """Most functions of a program's own that are looked into for the globals they read."""
 
 
-class Call(NamedTuple):
+class Callee(NamedTuple):
     """A function, and by which name code may call it."""
 
     name: str
@@ -101,7 +101,7 @@ class Reads:
     def __init__(
         self,
         classes: Iterable[type],
-        given: Iterable[Call] = (),
+        given: Iterable[Callee] = (),
         outer: Set[Any] = frozenset(),
     ) -> None:
         self._outer = outer
@@ -120,7 +120,7 @@ class Reads:
         self.asked = {"forward"}
         """Names of whatever its forwards may ask for, in functions that they call."""
         self._loaded: set[str] = set()
-        own: list[Call] = []
+        own: list[Callee] = []
         for kind in classes:
             for each in kind.__mro__:
                 if _is_foreign(each.__module__) or each in self._classes:
@@ -141,7 +141,7 @@ class Reads:
         self.refusal = f"its code names {told[0]}" if told else None
         """Why it cannot run again; None: it can."""
 
-    def _look_at_all(self, waiting: list[Call]) -> Iterator[FunctionType]:
+    def _look_at_all(self, waiting: list[Callee]) -> Iterator[FunctionType]:
         """Look at those of these functions that a forward may call, and at what they
         find."""
         seen: set[FunctionType] = set()
@@ -167,10 +167,10 @@ class Reads:
         """Whether a forward may call what has this name."""
         return name in self.asked or name.startswith("__")  # by an operator
 
-    def _look_at(self, call: Call, *, is_called: bool) -> list[Call]:
+    def _look_at(self, call: Callee, *, is_called: bool) -> list[Callee]:
         _, function, _ = call
         space = function.__globals__
-        found: list[Call] = []
+        found: list[Callee] = []
         names, imported, chains, asked = names_of(function.__code__)
         if is_called:
             self._loaded |= names
@@ -197,7 +197,7 @@ class Reads:
             self._cells.append((cell, name))
         return found
 
-    def _root(self, root: Any, call: Call) -> Any:
+    def _root(self, root: Any, call: Callee) -> Any:
         """What a chain of names begins with; `GONE`: nothing that is known."""
         _, function, owner = call
         if root is FIRST:
@@ -216,7 +216,7 @@ class Reads:
             return _content((function.__closure__ or ())[at])
         return function.__globals__.get(root, GONE)
 
-    def _follow(self, value: Any, names: list[str]) -> Iterator[Call]:
+    def _follow(self, value: Any, names: list[str]) -> Iterator[Callee]:
         """Into modules and classes of installed packages: `library.Context.current`.
         Of torch functions alone: a program may put others in their place."""
         for name in names:
@@ -333,12 +333,12 @@ class Reads:
         return names[number]
 
 
-def functions_of(name: str, value: Any, depth: int = 3) -> Iterator[Call]:
+def functions_of(name: str, value: Any, depth: int = 3) -> Iterator[Callee]:
     """The functions of Python that may run where a name of this value is used: itself,
     those in a container, and the methods of a class of the program's own, also where
     the value is an object of it."""
     if isinstance(value, FunctionType):
-        yield Call(name, value)
+        yield Callee(name, value)
     elif not depth:
         return
     elif not isinstance(value, type):
@@ -362,7 +362,7 @@ def _leading_from(value: Any) -> Iterable[Any]:
     return () if isinstance(value, PLAIN) else type(value).__mro__
 
 
-def functions_of_class(kind: type) -> Iterator[Call]:
+def functions_of_class(kind: type) -> Iterator[Callee]:
     """Its methods; not what makes its objects."""
     for name, value in vars(kind).items():
         if name != "__init__" and not isinstance(value, type):

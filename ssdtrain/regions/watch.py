@@ -33,7 +33,7 @@ from ssdtrain.regions.before import Before, Parts, Seen, faced
 from ssdtrain.regions.conditions import COLLECTING
 from ssdtrain.regions.deep import PLAIN, STANDARD
 from ssdtrain.regions.inventory import HOOKS_OF_ALL
-from ssdtrain.regions.reads import Call, Reads, functions_of
+from ssdtrain.regions.reads import Callee, Reads, functions_of
 from ssdtrain.regions.updated import (
     NONE_UPDATED,
     STATISTICS,
@@ -84,7 +84,7 @@ class Watch:
         self.is_thorough = True
         """Whether random states of Python and NumPy are compared, which is slow."""
         self._kinds: set[type] = set()
-        self._given: list[Call] = []
+        self._given: list[Callee] = []
         own = vars(module).get("forward")
         self._own = list(functions_of("forward", own))
         """A forward that the module itself has had before it was wrapped."""
@@ -263,7 +263,7 @@ def modules_of(root: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _functions_among(modules: Iterable[nn.Module]) -> Iterator[Call]:
+def _functions_among(modules: Iterable[nn.Module]) -> Iterator[Callee]:
     """Functions that are attributes of modules, or are reached by some."""
     for module in modules:
         for name, value in vars(module).items():

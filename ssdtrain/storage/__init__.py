@@ -2,8 +2,8 @@
 
 Read down: `base` (the protocol), `slots` (which bytes are free), `directory` (is the
 user's directory safe), `posix` (a file). Then `wear` (counts what is written) and
-`stripe` (one storage over several). `gds` moves GPU memory directly, over
-`kvikio_shim`; `malloc_hook` registers that memory. `measure` tells how fast a storage
+`stripe` (one storage over several). `gds` moves GPU memory directly,
+through kvikio; `malloc_hook` registers that memory. `measure` tells how fast a storage
 and the ways to it are, and `open` is the door.
 """
 

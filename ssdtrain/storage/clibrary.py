@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssdtrain.storage.directory import check_trusted
+from ssdtrain.storage.directory import check_trusted, user_cache
 from ssdtrain.versions import c_compiler
 
 FLAGS = tuple(
@@ -35,14 +35,13 @@ class CLibrary:
     @property
     def path(self) -> Path:
         """Where `build` puts it: a name for each version of the source."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         text = self.source.read_bytes()
         header = self.source.with_suffix(".h")
         if header.exists():
             text += header.read_bytes()
         digest = hashlib.sha256(text).hexdigest()[:12]
         name = f"{self.source.stem}-{os.uname().machine}-{digest}.so"
-        return cache / "ssdtrain" / name
+        return user_cache() / name
 
     def build(self) -> Path:
         """Compile it by `$CC`, or cc. Returns `path`.

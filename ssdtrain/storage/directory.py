@@ -40,6 +40,12 @@ def check_directory(path: str | Path) -> Path:
     return place
 
 
+def user_cache() -> Path:
+    """`ssdtrain` in the user's cache directory."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "ssdtrain"
+
+
 def check_trusted(path: Path) -> None:
     """Refuse a file, or a directory, whose code this process would run although
     others could have written it.

@@ -19,7 +19,7 @@ import torch
 
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import StorageFullError
-from ssdtrain.rates import Meter, round_trip
+from ssdtrain.rates import RateMeter, round_trip
 from ssdtrain.storage.base import Slot, Storage, StorageStats
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Member:
         """In slots that the stripe has taken."""
         self.why_lost = ""
         """Why it left the stripe; "" while it is in."""
-        self.writes, self.reads = Meter(), Meter()
+        self.writes, self.reads = RateMeter(), RateMeter()
 
     def done_at(self, num_bytes: int) -> float:
         """When it would be done with all it holds and so many bytes more."""

@@ -25,6 +25,7 @@ import torch
 from ssdtrain.errors import DamagedFileError, StorageFullError
 from ssdtrain.jsonfile import Natural, load_as, write_json
 from ssdtrain.storage.base import ForwardingStorage, Slot, Storage
+from ssdtrain.storage.directory import user_cache
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +101,7 @@ def read_smart(disk: str, dev: Path = Path("/dev")) -> Smart | str:
 
 def log_path() -> Path:
     """`wear.json` in the user's cache directory."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "ssdtrain" / "wear.json"
+    return user_cache() / "wear.json"
 
 
 def today() -> str:

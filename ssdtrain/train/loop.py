@@ -22,7 +22,7 @@ from ssdtrain.storage.directory import check_directory
 from ssdtrain.storage.open import RankId, fill, names_a_rank
 from ssdtrain.train import memory
 from ssdtrain.train.disk import Written, file_systems, written
-from ssdtrain.train.memory import MemorySample, Watch
+from ssdtrain.train.memory import MemoryMeter, MemorySample
 from ssdtrain.train.metrics import Sinks
 from ssdtrain.train.processors import Processors
 from ssdtrain.train.runner import Runner, Workload
@@ -97,7 +97,7 @@ def storage_directories(workload: Workload) -> tuple[str, ...]:
     return tuple(fill(name, place) for name in offload_directories(workload))
 
 
-def attach(runner: Runner, workload: Workload) -> Session:
+def _attach(runner: Runner, workload: Workload) -> Session:
     """Attach `ssdtrain.offload` to the runner's module or engine."""
     values = dict(workload.settings.offload)
     values["directory"] = offload_directories(workload) or None
@@ -173,7 +173,7 @@ class Loop:
         """Steps that the session has reported."""
         self._course: list[MemorySample] = []
         self._directories = storage_directories(workload)
-        self._session = attach(runner, workload) if leg is Leg.WITH else None
+        self._session = _attach(runner, workload) if leg is Leg.WITH else None
         self._before = self._saved = Written(0, 0)
         """Written before the first step, and by checkpoints since."""
 
@@ -212,7 +212,7 @@ class Loop:
         if all(self._workload.ranks.gather(found is not None)) and found is not None:
             session.follow(*found)
 
-    def _step(self, step: int, watch: Watch) -> None:
+    def _step(self, step: int, watch: MemoryMeter) -> None:
         start_ns, processors = time.monotonic_ns(), Processors()
         with watch:
             loss = self._runner.step(step)
@@ -316,7 +316,7 @@ def _module(runner: Runner) -> nn.Module:
     return module if isinstance(module, nn.Module) else attached
 
 
-def _watch(session: Session | None, least: int) -> Watch:
+def _watch(session: Session | None, least: int) -> MemoryMeter:
     """Watch the same bytes in both runs of a comparison."""
     if torch.cuda.is_available():
         return memory.AllocatorWatch(alone=session is None)

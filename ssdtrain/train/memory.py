@@ -18,7 +18,7 @@ class MemorySample(NamedTuple):
     num_bytes: int
 
 
-class Watch(Protocol):
+class MemoryMeter(Protocol):
     """A context manager around one step that sees how much memory it holds."""
 
     def __enter__(self) -> Any: ...

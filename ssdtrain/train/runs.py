@@ -179,7 +179,7 @@ def refuse_used(path: Path) -> None:
         )
 
 
-def find(name: str) -> Path:
+def find_run(name: str) -> Path:
     """Return the run that `resume=name` means. ConfigError: none; lists the newest."""
     given = Path(name).expanduser()
     for path in (given, RUNS / name):

@@ -118,7 +118,7 @@ class Trainer:
         by_leg = {
             one.leg: [row[at] for row in gathered] for at, one in enumerate(results)
         }
-        return summary(self.settings, by_leg)
+        return _summary(self.settings, by_leg)
 
     def _legs(self) -> list[Leg]:
         if not self.settings.offload:
@@ -249,7 +249,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
         fills.fill_uninitialized_memory = filling
 
 
-def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str, Any]:
+def _summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str, Any]:
     """Return what happened, over all ranks, as plain values."""
     every = next(iter(legs.values()))
     result: dict[str, Any] = {

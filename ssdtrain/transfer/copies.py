@@ -81,20 +81,20 @@ class PinnedBuffer:
         """CUDA's numbers of these events; 0: there are none."""
 
 
-class Trip:
+class PinnedCopy:
     """One tensor in a pinned buffer, from its copy out until nobody needs the bytes."""
 
-    __slots__ = ("free", "place")
+    __slots__ = ("free", "pinned")
 
-    def __init__(self, place: PinnedBuffer, free: list[PinnedBuffer]) -> None:
-        self.place = place
+    def __init__(self, pinned: PinnedBuffer, free: list[PinnedBuffer]) -> None:
+        self.pinned = pinned
         self.free = free
-        """Where the buffer goes when the trip ends."""
+        """Where the buffer goes when nobody needs the bytes."""
 
     @property
     def copied(self) -> Event:
         """End of the copy out."""
-        return self.place.copied  # type: ignore[no-any-return]
+        return self.pinned.copied  # type: ignore[no-any-return]
 
 
 class Arrival:
@@ -300,15 +300,17 @@ def buffer_for(pool: PinnedPool, tensor: Tensor) -> PinnedBuffer | None:
     return pinned
 
 
-def discard(offloader: Offloader, transfer: Transfer | Trip | GraphTransfer) -> None:
+def discard(
+    offloader: Offloader, transfer: Transfer | PinnedCopy | GraphTransfer
+) -> None:
     """Nobody needs the bytes any more. A graph's replays do."""
-    if type(transfer) is Trip:
-        transfer.free.append(transfer.place)
+    if type(transfer) is PinnedCopy:
+        transfer.free.append(transfer.pinned)
     elif type(transfer) is not GraphTransfer:
         offloader.discard(transfer)  # type: ignore[arg-type]
 
 
-def fits(pinned: PinnedBuffer, tensor: Tensor) -> bool:
+def fits_buffer(pinned: PinnedBuffer, tensor: Tensor) -> bool:
     """Whether a tensor can be copied into the buffer byte for byte."""
     memory = pinned.memory
     return (

@@ -86,8 +86,8 @@ class GraphEvent:
         self,
         event: Any,
         is_joined: Callable[[], bool],
-        number: int = 0,
-        passed: dict[object, int] | None = None,
+        number: int,
+        passed: dict[object, int],
     ) -> None:
         """A point after a copy.
 
@@ -100,7 +100,7 @@ class GraphEvent:
         self.event = event
         self._is_joined = is_joined
         self._number = number
-        self._passed = {} if passed is None else passed
+        self._passed = passed
 
     def query(self) -> bool:
         """Whether nobody needs to wait for it any more."""

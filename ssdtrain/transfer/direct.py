@@ -16,14 +16,14 @@ compute is enqueued that could use its bytes.
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 
 from ssdtrain.counters import Count
-from ssdtrain.storage.base import Storage
-from ssdtrain.transfer.device import CpuEvent, Device, Event
-from ssdtrain.transfer.offloader import Drain, Meters, Offloader, why_kept
-from ssdtrain.transfer.pinned import Buffer, PinnedPool
+from ssdtrain.transfer.device import CpuEvent, Event
+from ssdtrain.transfer.offloader import Drain, Offloader, why_kept
+from ssdtrain.transfer.pinned import Buffer
 from ssdtrain.transfer.transfers import Load, Transfer, TransferOwner, TransferState
 
 
@@ -34,18 +34,10 @@ class DirectOffloader(Offloader):
     others take the way of `Offloader`, and the oldest are written from there.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        pool: PinnedPool,
-        storage: Storage,
-        drain: Drain,
-        num_threads: int,
-        meters: Meters,
-        path: str = "",
-    ) -> None:
-        super().__init__(device, pool, storage, drain, num_threads, meters, path)
-        self._reading: Counter[Transfer] = Counter()
+    @cached_property
+    def _reading(self) -> Counter[Transfer]:
+        """Reads that are under way. The lock is held."""
+        return Counter()
 
     def store(
         self,
@@ -148,7 +140,8 @@ class DirectOffloader(Offloader):
                 num_bytes = transfer.num_bytes
                 self._meters.counters.add(Count.WRITTEN, num_bytes)
                 self._meters.trace.add("write", transfer.name, start, num_bytes)
-            self._written(transfer)
+            with self._lock:
+                self._is_stored(transfer, slot)
         except BaseException as error:
             self.fall_back(why_kept(error), f": {error}")
             self._keep(transfer, source, ready)
@@ -156,13 +149,6 @@ class DirectOffloader(Offloader):
             with self._lock:
                 self._writing.discard(transfer)
             copied.reach()
-
-    def _written(self, transfer: Transfer) -> None:
-        with self._lock:
-            if transfer.state is TransferState.GONE:
-                self._free_slot(transfer)
-            else:
-                transfer.state = TransferState.STORED
 
     def _keep(self, transfer: Transfer, source: torch.Tensor, ready: Event) -> None:
         """What the storage did not take stays where it is: it is still whole, for it is

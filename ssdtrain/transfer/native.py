@@ -90,7 +90,7 @@ class Native:
 
     def __init__(
         self,
-        runtime: Any,
+        runtime: ctypes.CDLL,
         device: CudaDevice,
         in_bytes: int | None = IN_BYTES,
         out_bytes: int | None = OUT_BYTES,

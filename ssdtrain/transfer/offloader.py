@@ -367,12 +367,9 @@ class Offloader:
         if buffer is None:
             # Waiting could be for ever (all staging held by failed writes), and
             # plain memory always works, only slower.
-            buffer = self._unpinned(num_bytes)
+            self.fall_back(Fallback.UNPINNED_LOAD)
+            buffer = Buffer(page_aligned(buffer_bytes(num_bytes)), pooled=False)
         return buffer
-
-    def _unpinned(self, num_bytes: int) -> Buffer:
-        self.fall_back(Fallback.UNPINNED_LOAD)
-        return Buffer(page_aligned(buffer_bytes(num_bytes)), pooled=False)
 
     def _recall(self, transfer: Transfer, buffer: Buffer) -> None:
         try:

@@ -13,19 +13,20 @@ import pytest
 
 from tests.arch.test_layers import PACKAGES, ROOT, functions, product_files, tree_of
 
-CIRCLES = 5
+CIRCLES = 0
 """Groups of files that import one another, where imports inside functions and for
 types count as well. No group does so while it is imported."""
-TWICE = {"ssdtrain": 56, "pydirect": 6, "hector": 22}
+TWICE = {"ssdtrain": 0, "pydirect": 1, "hector": 12}
 """Public names of classes and functions that stand in several files of a package."""
-IN_SEVERAL = 89
+IN_SEVERAL = 88
 """Likewise in several packages."""
-ANYTHING = {"ssdtrain": 32, "pydirect": 1, "hector": 8}
+ANYTHING = {"ssdtrain": 17, "pydirect": 1, "hector": 8}
 """Parameters of constructors that are typed `Any`."""
-FROM_OUTSIDE = {"ssdtrain": 418, "pydirect": 90, "hector": 49}
+FROM_OUTSIDE = {"ssdtrain": 416, "pydirect": 90, "hector": 49}
 """Assignments to an attribute of another object."""
-COMMANDS = {"add_arguments", "run", "main"}
-"""Every module of a command has them."""
+BY_NAME = {"add_arguments", "run", "main", "imported", "offload"}
+"""Found by name in a module: of every command the first three, `imported` of every hook
+of integrations/autoload.py; `offload` is the door, and an override of torchtitan's."""
 
 Graph = dict[str, set[str]]
 Rule = Callable[[ast.AST], Iterator[str]]
@@ -122,7 +123,7 @@ def homes() -> dict[str, set[str]]:
         for node in tree_of(path).body:
             if isinstance(node, kinds) and node.name[0] != "_":
                 found.setdefault(node.name, set()).add(module)
-    return {name: found[name] for name in found if name not in COMMANDS}
+    return {name: found[name] for name in found if name not in BY_NAME}
 
 
 def test_a_public_name_is_defined_once() -> None:

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from ssdtrain.tools.report.table import render, rows
+from ssdtrain.tools.report.table import render, result_rows
 from ssdtrain.train.trainer import READING
 from tests.docs.pages import ROOT, blocks
 from tests.ssdtrain.tools.report.test_table import a_result
@@ -40,7 +40,7 @@ def shown() -> list[list[str]]:
 def test_no_row_is_left_out(shown: list[list[str]]) -> None:
     """Of a run that moved, kept, rebuilt and forwarded, as `make train` does."""
     result = a_result(peak_of="saved tensors of 1.05 MB or more")
-    names = [row.name for row in rows(result) if row.note != "fallbacks"]
+    names = [row.name for row in result_rows(result) if row.note != "fallbacks"]
     assert [row[0] for row in shown][: len(names)] == names
     rest = shown[len(names) :]
     assert rest and all(row[3] == "fallbacks" for row in rest)

@@ -6,7 +6,7 @@ from hector.ir.builder import Builder
 from hector.ir.kernels import Plan
 from hector.ir.node import Node, Op, Program
 from hector.ir.types import Domain, Index
-from hector.passes.canonicalize import edge_softmax
+from hector.passes.canonicalize import softmax_of_edges
 from hector.passes.pipeline import (
     Optimizations,
     inference_plan,
@@ -35,7 +35,7 @@ def rgat(b: Builder, width: int, heads: int = 1) -> Program:
     at_src = b.linear(b.read(x, Index.SRC, Domain.EDGE), w)
     score = b.add(b.linear(at_dst, q), b.linear(at_src, k))
     score = b.unary(Op.LEAKY_RELU, score, slope=0.2)
-    weight = edge_softmax(b, b.reshape(score, (heads, 1)), Index.DST)
+    weight = softmax_of_edges(b, b.reshape(score, (heads, 1)), Index.DST)
     message = b.mul(b.reshape(at_src, (heads, width)), weight)
     return Program(outputs=(("out", b.agg(message, Index.DST)),))
 
@@ -55,7 +55,7 @@ def hgt(b: Builder, width: int, heads: int = 1) -> Program:
     values = b.linear(b.read(v, Index.SRC, Domain.EDGE), v_rel)
     score = b.sum_width(b.mul(b.read(q, Index.DST, Domain.EDGE), keys))
     prior = b.mul(b.input("p_rel", Domain.ETYPE, (heads, 1)), b.const(each**-0.5))
-    weight = edge_softmax(b, b.mul(score, prior), Index.DST)
+    weight = softmax_of_edges(b, b.mul(score, prior), Index.DST)
     out = b.reshape(b.agg(b.mul(values, weight), Index.DST), (1, width))
     out = typed("out", b.unary(Op.GELU, out))
     skip = b.spread(b.input("skip", Domain.NTYPE, (1, 1)), Domain.NODE)

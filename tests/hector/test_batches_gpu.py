@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hector.capture import CapturedBatches, CapturedSampler, CapturedStep
-from hector.graph import HeteroGraph, subgraph
+from hector.graph import HeteroGraph, sampled_subgraph
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.sampling import NeighborSampler
 from tests.no_waits import no_waits
@@ -204,7 +204,7 @@ def test_captured_batches(which: str) -> None:
         goal = torch.randn(100, WIDTH, device="cuda")
         drawn = sampler.draw(seeds)
         found = [t.clone() for t in batches(drawn, goal, rows=[x[drawn.node_ids]])]
-        made = subgraph(graph, drawn.node_ids, drawn.edge_ids)
+        made = sampled_subgraph(graph, drawn.node_ids, drawn.edge_ids)
         loss = ((conv(x[drawn.node_ids], made)[drawn.seeds] - goal) ** 2).mean()
         for mine, other in zip(found, [loss, *gradients(loss)], strict=True):
             torch.testing.assert_close(mine, other.detach(), rtol=1e-4, atol=1e-5)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hector
 from hector import HeteroGraph
-from hector.graph import StaleGraphError
+from hector.kept import StaleGraphError
 from hector.message import Graph, GraphConv, TreeLSTM
 from hector.message import functions as fn
 from hector.nn import HGTConv, RGATConv, RGCNConv

@@ -12,7 +12,7 @@ from torch import nn
 
 from hector import message
 from hector.capture import CapturedBatches
-from hector.graph import HeteroGraph, subgraph
+from hector.graph import HeteroGraph, sampled_subgraph
 from hector.message import functions as fn
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.runtime.executable import executables, graph_arrays
@@ -167,6 +167,6 @@ def test_a_bare_graph_shares_maps() -> None:
     graph = a_graph()
     assert graph.bare().csc() is graph.csc() and graph.csr() is graph.bare().csr()
     assert graph.bare().state is not graph.state
-    part = subgraph(graph, torch.arange(N), torch.arange(4))
+    part = sampled_subgraph(graph, torch.arange(N), torch.arange(4))
     assert part.csc() is not graph.csc()
     assert graph.replace().csc() is not graph.csc()

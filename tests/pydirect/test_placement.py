@@ -16,7 +16,7 @@ from pydirect.placement import (
     Source,
     Written,
     mix_of,
-    place,
+    rule_for,
 )
 
 EVERY = [
@@ -45,7 +45,7 @@ def expected(call: Operands) -> tuple[Compute, Result]:
 
 @pytest.mark.parametrize("call", EVERY, ids=str)
 def test_every_mix_is_placed_as_the_text_says(call: Operands) -> None:
-    rule = place(call)
+    rule = rule_for(call)
     assert (rule.compute, rule.result) == expected(call)
     assert rule.why
 
@@ -61,12 +61,12 @@ def test_cpu_scalars_never_decide() -> None:
             written=call.written,
             indexing=call.indexing,
         )
-        there, here = place(call), place(with_scalars)
+        there, here = rule_for(call), rule_for(with_scalars)
         assert (there.compute, there.result) == (here.compute, here.result)
 
 
 def test_every_row_is_reached_and_says_where_it_comes_from() -> None:
-    reached = {id(place(call)) for call in EVERY}
+    reached = {id(rule_for(call)) for call in EVERY}
     assert reached == {id(rule) for rule in RULES}
     assert {rule.source for rule in RULES} == set(Source)
 

@@ -14,7 +14,7 @@ from pydirect.placement import (
     Result,
     Written,
     mix_of,
-    place,
+    rule_for,
 )
 
 HAS_GPU = torch.cuda.is_available()
@@ -68,7 +68,7 @@ def call(operands: list[torch.Tensor], in_place: bool) -> torch.Tensor:
 
 @pytest.mark.parametrize(("kinds", "in_place"), CALLS, ids=str)
 def test_calls_are_placed_by_the_table(kinds: tuple[str, ...], in_place: bool) -> None:
-    rule = place(facts(kinds, in_place))
+    rule = rule_for(facts(kinds, in_place))
     operands = [operand(kind) for kind in kinds]
     if rule.compute is Compute.REFUSE:
         with pytest.raises(pydirect.PlacementError, match="one processor can reach"):
@@ -87,5 +87,5 @@ def test_calls_are_placed_by_the_table(kinds: tuple[str, ...], in_place: bool) -
 def test_every_mix_is_there() -> None:
     met = {facts(kinds, in_place).mix for kinds, in_place in CALLS}
     assert met == set(Mix)
-    rules = {id(place(facts(kinds, in_place))) for kinds, in_place in CALLS}
+    rules = {id(rule_for(facts(kinds, in_place))) for kinds, in_place in CALLS}
     assert len(rules) >= (12 if HAS_GPU else 8)

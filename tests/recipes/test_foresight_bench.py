@@ -10,7 +10,7 @@ from recipes.bench.foresight.collectives import fabric_of, sizes
 from recipes.bench.foresight.tables import last, runs
 from recipes.bench.harness.cli import run
 from recipes.bench.harness.records import Data, read
-from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.call import KernelFamily
 from ssdtrain.tools.foresight.collectives import Collective, load_fabric
 from ssdtrain.tools.foresight.tracing import step_us
 
@@ -59,7 +59,7 @@ def test_errors_are_told_by_model_and_written_for_every_run() -> None:
 
 def test_kernel_times_are_kept_without_loss() -> None:
     found = kernels.recorded("h100")
-    assert set(found) == set(Family)
+    assert set(found) == set(KernelFamily)
     kept = json.loads(kernels.path_of("h100").read_text())
     again = kernels.compact(found)
     for family, table in kept.items():

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hector.message.hetero import EdgeType
 from hector.message.joined import edges_in_a_row
 from hector.message.layers import attending
 from hector.message.nn.convs import GATConv, GraphConv, SAGEConv
 from hector.message.relation import Relation
 from hector.message.sums import PLAIN
+from hector.message.typed import EdgeType
 from hector.precision import is_product, plainly_called
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hector.initialization import glorot
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
 from hector.message.joined import edge_softmax
@@ -19,8 +20,7 @@ from hector.message.nn.convs import (
     weighed,
 )
 from hector.message.nn.edge_layers import edges_reduced
-from hector.nn.common import glorot
-from hector.precision import linear
+from hector.precision import wide_linear
 from hector.tracing import untraced
 from hector.typed_linear import TypedLinear
 
@@ -97,8 +97,8 @@ class DotGatConv(ExpectsEdges):
             (self.fc_src, self.fc_dst) if self.fc is None else (self.fc, self.fc)
         )
         with r.local_scope():
-            left = linear(first, rows).unflatten(1, (self.heads, -1))
-            right = linear(second, own).unflatten(1, (self.heads, -1))
+            left = wide_linear(first, rows).unflatten(1, (self.heads, -1))
+            right = wide_linear(second, own).unflatten(1, (self.heads, -1))
             r.srcdata["l"], r.dstdata["r"] = left, right
             r.apply_edges(_alike(self.width**-0.5))
             share = r.edata["a"]

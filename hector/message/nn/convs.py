@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hector.initialization import glorot
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
 from hector.message.direct import neighbours
 from hector.message.joined import Sent, as_features
 from hector.message.layers import attending
 from hector.message.relation import Relation
-from hector.nn.common import glorot
-from hector.precision import linear
+from hector.precision import wide_linear
 from hector.tracing import untraced
 
 Rows = Tensor | tuple[Tensor, Tensor]
@@ -277,9 +277,9 @@ class SAGEConv(_Sender):
         """Return the sources' rows: as they are added up."""
         rows, _ = sides_of(g, feat)
         if self.fc_pool is not None:
-            rows = F.relu(linear(self.fc_pool, rows))
+            rows = F.relu(wide_linear(self.fc_pool, rows))
         if self.multiplies_first():
-            rows = linear(self.fc_neigh, rows)
+            rows = wide_linear(self.fc_neigh, rows)
         if self.lstm is not None:
             return _weighed(rows, fn.lstm("m", "o", self.lstm), edge_weight)
         reducer = {"mean": fn.mean, "gcn": fn.sum, "pool": fn.max}[self.kind]
@@ -289,11 +289,11 @@ class SAGEConv(_Sender):
         """Return [destinations, out_feats]."""
         own, first = sides_of(g, feat)[1], self.multiplies_first()
         if self.kind == "gcn":
-            mine = linear(self.fc_neigh, own) if first else own
+            mine = wide_linear(self.fc_neigh, own) if first else own
             near = (near + mine) / (g.in_degrees().to(near.dtype) + 1)[:, None]
-        out = near if first else linear(self.fc_neigh, near)
+        out = near if first else wide_linear(self.fc_neigh, near)
         if self.fc_self is not None:
-            out = out + linear(self.fc_self, own)
+            out = out + wide_linear(self.fc_self, own)
         elif self.bias is not None:
             out = out + self.bias
         if self.activation is not None:
@@ -419,11 +419,11 @@ class GATConv(_Sender, ExpectsEdges):
         """Return what scores are made of, and the sources' rows."""
         check_degrees(g, self.allow_zero_in_degree)
         rows, own = sides_of(g, feat)
-        h = linear(self.fc_src, rows).unflatten(1, (self.heads, -1))
+        h = wide_linear(self.fc_src, rows).unflatten(1, (self.heads, -1))
         if self.fc_dst is self.fc_src and not isinstance(feat, tuple):
             right = h[: len(own)]
         else:
-            right = linear(self.fc_dst, own).unflatten(1, (self.heads, -1))
+            right = wide_linear(self.fc_dst, own).unflatten(1, (self.heads, -1))
         left = (h * self.attn_l).sum(-1, keepdim=True)
         right = (right * self.attn_r).sum(-1, keepdim=True)
         sources, ends = {"h": h, "left": left}, {"right": right}

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hector.initialization import glorot
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
 from hector.message.nn.convs import (
@@ -20,8 +21,7 @@ from hector.message.nn.convs import (
     weighed,
 )
 from hector.message.relation import Relation
-from hector.nn.common import glorot
-from hector.precision import linear
+from hector.precision import wide_linear
 from hector.tracing import untraced
 
 
@@ -153,7 +153,7 @@ class GMMConv(ExpectsEdges):
         rows, own = sides_of(r, feat)
         off = (pseudo[:, None] - self.mu) * self.inv_sigma
         with r.local_scope():
-            r.srcdata["h"] = linear(self.fc, rows).unflatten(1, (self.kernels, -1))
+            r.srcdata["h"] = wide_linear(self.fc, rows).unflatten(1, (self.kernels, -1))
             r.edata["w"] = (off.square().sum(-1, keepdim=True) * -0.5).exp()
             r.update_all(weighed("w"), getattr(fn, self.how)("m", "o"))
             made = r.dstdata["o"].sum(1)
@@ -225,7 +225,7 @@ class EdgeConv(ExpectsEdges):
         check_degrees(r, self.allow_zero_in_degree)
         rows, own = sides_of(r, feat)
         # theta(v - u) + phi(v): what depends on v is made once a node.
-        right = linear(self.theta, own) + linear(self.phi, own)
+        right = wide_linear(self.theta, own) + wide_linear(self.phi, own)
         with r.local_scope():
             r.srcdata["l"] = F.linear(rows, self.theta.weight)
             r.dstdata["r"] = right
@@ -284,13 +284,13 @@ class EGATConv(nn.Module):
         r = relation_of(graph)
         check_degrees(r, False)
         rows, own = sides_of(r, nfeats)
-        edge = linear(self.fc_fij, efeats)
+        edge = wide_linear(self.fc_fij, efeats)
         edge = edge if self.bias is None else edge + self.bias
         with r.local_scope():
-            r.srcdata["l"] = self._split(linear(self.fc_ni, rows))
-            r.dstdata["r"] = self._split(linear(self.fc_nj, own))
+            r.srcdata["l"] = self._split(wide_linear(self.fc_ni, rows))
+            r.dstdata["r"] = self._split(wide_linear(self.fc_nj, own))
             r.edata["e"] = self._split(edge)
-            r.srcdata["h"] = self._split(linear(self.fc_node_src, rows))
+            r.srcdata["h"] = self._split(wide_linear(self.fc_node_src, rows))
             r.apply_edges(_scores(self.attn))
             if edge_weight is not None:
                 r.edata["a"] = r.edata["a"] * edge_weight.view(-1, 1, 1)
@@ -342,13 +342,13 @@ class GatedGCNConv(nn.Module):
         r = relation_of(graph)
         with r.local_scope():
             for name, layer in (("b", self.B), ("d", self.D), ("e", self.E)):
-                r.ndata[name] = linear(layer, feat)
-            r.edata["c"] = linear(self.C, edge_feat)
+                r.ndata[name] = wide_linear(layer, feat)
+            r.edata["c"] = wide_linear(self.C, edge_feat)
             r.apply_edges(_gates())
             r.update_all(fn.copy_e("m", "m"), fn.sum("m", "near"))
             r.update_all(fn.copy_e("g", "m"), fn.sum("m", "gates"))
             near = r.ndata["near"] / (r.ndata["gates"] + 1e-6)
-            h, e = linear(self.A, feat) + near, r.edata["e"]
+            h, e = wide_linear(self.A, feat) + near, r.edata["e"]
         if self.batch_norm:
             h, e = self.bn_node(h), self.bn_edge(e)
         if self.activation is not None:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hector.message.hetero import CROSS, HeteroGraph
+from hector.message.hetero import HeteroGraph
 from hector.message.joined import may_join, send_all
 from hector.message.nn.added import Call, attended, sum_of_layers
 from hector.message.nn.convs import GATConv, GraphConv, SAGEConv
+from hector.message.typed import CROSS
 from hector.precision import plainly_called
 from hector.tracing import untraced
 

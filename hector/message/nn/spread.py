@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hector.initialization import glorot
 from hector.message.batching import broadcast_nodes
 from hector.message.nn.convs import (
     Activation,
@@ -18,8 +19,7 @@ from hector.message.nn.convs import (
 )
 from hector.message.nn.weighed import EdgeWeightNorm
 from hector.message.relation import Relation
-from hector.nn.common import glorot
-from hector.precision import linear
+from hector.precision import wide_linear
 from hector.tracing import untraced
 
 
@@ -73,7 +73,7 @@ class SGConv(ExpectsEdges):
                 rows = self.norm(rows)
             if self.cached:
                 self._rows = rows
-        return linear(self.fc, rows)
+        return wide_linear(self.fc, rows)
 
 
 class APPNPConv(nn.Module):
@@ -130,7 +130,7 @@ class TAGConv(nn.Module):
         weight = _normed(r, edge_weight)
         for _ in range(self.k):
             rows.append(_step(r, rows[-1], weight))
-        out = linear(self.lin, torch.cat(rows, -1))
+        out = wide_linear(self.lin, torch.cat(rows, -1))
         return out if self.activation is None else self.activation(out)
 
 
@@ -164,7 +164,7 @@ class ChebConv(nn.Module):
             last = rows[-1]
             made = last * (scale - 1) - scale * _step(r, last, None)
             rows.append(made if i == 1 else 2 * made - rows[-2])
-        out = linear(self.linear, torch.cat(rows, 1))
+        out = wide_linear(self.linear, torch.cat(rows, 1))
         return out if self.activation is None else self.activation(out)
 
 

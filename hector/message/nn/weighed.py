@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hector.initialization import glorot
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
 from hector.message.nn.convs import (
@@ -17,8 +18,7 @@ from hector.message.nn.convs import (
     sides_of,
     weighed,
 )
-from hector.nn.common import glorot
-from hector.precision import linear
+from hector.precision import wide_linear
 from hector.tracing import untraced
 from hector.typed_linear import TypedLinear
 
@@ -137,8 +137,8 @@ class GATv2Conv(ExpectsEdges):
         check_degrees(r, self.allow_zero_in_degree)
         given = tuple(map(self.feat_drop, feat)) if isinstance(feat, tuple) else None
         rows, own = sides_of(r, self.feat_drop(feat) if given is None else given)
-        left = linear(self.fc_src, rows).unflatten(1, (self.heads, -1))
-        right = linear(self.fc_dst, own).unflatten(1, (self.heads, -1))
+        left = wide_linear(self.fc_src, rows).unflatten(1, (self.heads, -1))
+        right = wide_linear(self.fc_dst, own).unflatten(1, (self.heads, -1))
         with r.local_scope():
             r.srcdata["l"], r.dstdata["r"] = left, right
             r.apply_edges(_scored(self.attn, self.slope))

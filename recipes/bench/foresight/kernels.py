@@ -16,7 +16,7 @@ from typing import Any
 
 from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight import calls
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.device import DATA, SUFFIX, load_device, write_device
 from ssdtrain.tools.foresight.fit import score
 from ssdtrain.tools.foresight.gather import read_times
@@ -31,7 +31,7 @@ def path_of(device: str) -> Path:
     return RESULTS / "foresight" / f"kernels_{device}.json"
 
 
-def compact(times: dict[Family, Times]) -> dict[str, Any]:
+def compact(times: dict[KernelFamily, Times]) -> dict[str, Any]:
     """Give the columns of each family, and a row of numbers a kernel."""
     found: dict[str, Any] = {}
     for family, rows in times.items():
@@ -50,33 +50,35 @@ def compact(times: dict[Family, Times]) -> dict[str, Any]:
     return found
 
 
-def recorded(device: str) -> dict[Family, Times]:
+def recorded(device: str) -> dict[KernelFamily, Times]:
     """Read what `compact` made of a device's times."""
-    found: dict[Family, Times] = {}
+    found: dict[KernelFamily, Times] = {}
     for name, table in json.loads(path_of(device).read_text()).items():
         rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
-        found[Family(name)] = [(_call(Family(name), row), row["us"]) for row in rows]
+        found[KernelFamily(name)] = [
+            (_call(KernelFamily(name), row), row["us"]) for row in rows
+        ]
     return found
 
 
-def _call(family: Family, row: dict[str, Any]) -> Call:
+def _call(family: KernelFamily, row: dict[str, Any]) -> Call:
     variant, dtype, warm = row["variant"], row["dtype"], bool(row["warm"])
     others = ("variant", "dtype", "warm", "us", "skew")
     sizes = {name: value for name, value in row.items() if name not in others}
     backward = variant == "backward"
-    if family is Family.PRODUCT:
+    if family is KernelFamily.PRODUCT:
         bias = bool(sizes.pop("bias"))
         return calls.product(dtype=dtype, layout=variant, bias=bias, warm=warm, **sizes)
-    if family is Family.ATTENTION:
+    if family is KernelFamily.ATTENTION:
         flags = {name: bool(sizes.pop(name)) for name in ("causal", "dropout")}
         return calls.attention(backward=backward, dtype=dtype, **flags, **sizes)
-    if family is Family.CONVOLUTION:
+    if family is KernelFamily.CONVOLUTION:
         return calls.convolution(backward=backward, dtype=dtype, **sizes)
-    if family is Family.LOOKUP:
+    if family is KernelFamily.LOOKUP:
         return calls.lookup(variant, dtype=dtype, **sizes)
-    if family is Family.OPTIMIZER:
+    if family is KernelFamily.OPTIMIZER:
         return calls.optimizer(variant, dtype=dtype, **sizes)
-    maker = calls.norm if family is Family.NORM else calls.memory
+    maker = calls.norm if family is KernelFamily.NORM else calls.memory
     return maker(variant, dtype=dtype, warm=warm, **sizes)
 
 
@@ -85,7 +87,7 @@ def main(
     name: str,
     pool: tuple[str, ...] = (),
     more: Path | None = None,
-    family: tuple[Family, ...] = (),
+    family: tuple[KernelFamily, ...] = (),
     save: bool = False,
 ) -> None:
     """Fit every family, and say how far off it is at shapes that are held out.

@@ -21,7 +21,7 @@ from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.records import Data, read, write
 from recipes.bench.harness.timing import Peak, wait
 from ssdtrain.tools.foresight.capture import capture
-from ssdtrain.tools.foresight.device import Device, load_device, shipped
+from ssdtrain.tools.foresight.device import DeviceCosts, load_device, shipped
 from ssdtrain.tools.foresight.memory import estimate_peak
 from ssdtrain.tools.foresight.price import estimate_step, price
 from ssdtrain.tools.foresight.tracing import step_us
@@ -52,7 +52,7 @@ def measured(model: str, batch: int, shapes: str, device: torch.device) -> Data:
     return {**found, "measured_us": step_us(step, num_warm=1, seconds=0.9)}
 
 
-def predicted(cell: Data, shapes: str, device: Device) -> Data:
+def predicted(cell: Data, shapes: str, device: DeviceCosts) -> Data:
     """Predictions beside what was measured; nothing of that goes in."""
     with torch.device("meta"):
         subject = subject_of(cell["model"], cell["batch"], shapes)

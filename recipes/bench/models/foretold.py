@@ -17,7 +17,7 @@ from recipes.bench.harness.records import named
 from recipes.bench.models.stock import num_tokens, shape_of
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import Loss, Shape, Train
-from ssdtrain.tools.report.capture import Question, capture
+from ssdtrain.tools.report.capture import Question, captured_step
 from ssdtrain.tools.report.fits import CHECKPOINTING, OURS, PLAIN, priced_ways
 
 COLUMNS = {"keep": PLAIN, "gc": CHECKPOINTING}
@@ -72,7 +72,7 @@ def foretold(gpu: str, cell: str) -> dict[str, tuple[float, int]]:
     shape = Shape(values, question.train, question.loss)
     # The measured loops set gradients to zero in place.
     device = load_device(gpu)
-    found = capture(question, shape, device, tokens, keeps_gradients=True)
+    found = captured_step(question, shape, device, tokens, keeps_gradients=True)
     return priced_ways(found)
 
 

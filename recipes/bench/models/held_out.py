@@ -23,7 +23,7 @@ from recipes.bench.models.stock import checkpoint
 from recipes.bench.models.unseen import warm_up
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import Loss, Train, public_subject, shape_of
-from ssdtrain.tools.report.capture import Question, capture
+from ssdtrain.tools.report.capture import Question, captured_step
 from ssdtrain.tools.report.fits import CHECKPOINTING, OURS, PLAIN, planned, priced_ways
 
 GPU = "h200"
@@ -73,7 +73,7 @@ def foretold(held: Held) -> dict[str, Any]:
     """ms and whole peak of each way, and the memory of ssdtrain's plan."""
     question = Question(model=held.model, train=held.train, tokens=held.tokens, gpu=GPU)
     shape = shape_of(held.model, held.train, Loss.STOCK)
-    captured = capture(question, shape, load_device(GPU), held.tokens)
+    captured = captured_step(question, shape, load_device(GPU), held.tokens)
     ways = priced_ways(captured)
     least, most = ways[CHECKPOINTING][1], ways[PLAIN][1]
     memory = int(least + BETWEEN * (most - least))

@@ -15,7 +15,7 @@ from recipes.bench.harness.blocks import SETTLE_S, Size, Steps, settling
 from ssdtrain.cache.regions import Choice
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.errors import ConfigError
-from ssdtrain.observe.planner import Stage
+from ssdtrain.observe.planner import Purpose
 from ssdtrain.plan.choose import choose, options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
@@ -117,7 +117,7 @@ class Lab:
     def hold(self) -> None:
         """From now on the plan changes only by hand."""
         self.session._planner.close()
-        self.session._planner._stage = Stage.RESTING
+        self.session._planner._stage = Purpose.RESTING
         self.cache.regions.choice = Choice.PLANNED
 
     def under(
@@ -130,7 +130,7 @@ class Lab:
                 orders={kind: tuple(own) for kind, own in orders.items()},
                 policy="by hand",
             )
-        self.cache.course.plan = plan
+        self.cache.cursor.plan = plan
         found = self.steps(1 + num_timed)[1:]
         return {
             "step_ms": statistics.median(ms for ms, _ in found),
@@ -143,7 +143,7 @@ class Lab:
         """A point of the grid: no plan, the policy's own numbers."""
         from ssdtrain.cache.recipes import Recipes
 
-        before = self.cache.limits, self.cache.course.rule
+        before = self.cache.limits, self.cache.cursor.rule
         rest_bytes = round((1 - fraction) * self.cache.ledger.saved_bytes)
         self.cache.limits = self.cache.moves.limits = CacheLimits(
             min_bytes=self.cache.limits.min_bytes,
@@ -151,13 +151,13 @@ class Lab:
             prefetch_bytes=prefetch_bytes,
         )
         rule = FirstPart(rest_bytes=rest_bytes) if fraction else KEEP_ALL
-        self.cache.course.rule = rule
+        self.cache.cursor.rule = rule
         self.cache.recipes = self.recipes if recipes else Recipes()
         try:
             self.steps(1)  # the lane learns its new size
             return self.under(None)
         finally:
-            self.cache.limits, self.cache.course.rule = before
+            self.cache.limits, self.cache.cursor.rule = before
             self.cache.moves.limits = self.cache.limits
             self.cache.recipes = self.recipes
 

@@ -36,7 +36,7 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import Run, keep_all
+from ssdtrain.plan.simulate import Simulation, keep_all
 from ssdtrain.plan.timeline import Timeline
 
 TARGETS = {
@@ -160,7 +160,9 @@ def regret(size: Size, device: torch.device, num: int, time: Time) -> Any:
         lab.steps(1)
         lab.hold()
         least = least_peak(profile)
-        keep = Run(Timeline(profile), keep_all(Timeline(profile))).run().peak_bytes
+        keep = (
+            Simulation(Timeline(profile), keep_all(Timeline(profile))).run().peak_bytes
+        )
         draw = random.Random(0)
         budgets = [int(least + (keep - least) * draw.random()) for _ in range(num)]
         # Planned beside the grid: a search takes longer than the steps it is for.

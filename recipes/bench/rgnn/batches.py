@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from hector.capture import CapturedStep
 from hector.datasets.generate import TABLE_3_3, GraphSpec, generate
-from hector.graph import HeteroGraph, subgraph
+from hector.graph import HeteroGraph, sampled_subgraph
 from hector.sampling import NeighborSampler, SampledBatch
 from hector.train.model import compiled_layer
 from recipes.bench.harness.cli import Bench
@@ -111,7 +111,7 @@ def batch_cell(
         def fresh(
             found: SampledBatch = found, x: Tensor = x, goal: Tensor = goal
         ) -> Tensor:
-            made = subgraph(graph, found.node_ids, found.edge_ids)
+            made = sampled_subgraph(graph, found.node_ids, found.edge_ids)
             return step_of(ours, x, made, found.seeds, goal)()
 
         ways = {}

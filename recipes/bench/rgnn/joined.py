@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hector.capture import CapturedBatches, CapturedSampler
 from hector.datasets.task import NodeClassification
-from hector.graph import HeteroGraph, subgraph
+from hector.graph import HeteroGraph, sampled_subgraph
 from hector.sampling import Drawn, NeighborSampler, SampledBatch
 from hector.train import (
     LayerSpec,
@@ -157,7 +157,7 @@ class Joined:
         def step(f: Drawn, goal: Tensor, r: tuple[Tensor, ...]) -> object:
             if self.capture or graph.device.type != "cuda":
                 return batches(f, goal, rows=r)
-            made = subgraph(graph, f.node_ids, f.edge_ids)
+            made = sampled_subgraph(graph, f.node_ids, f.edge_ids)
             batch = SampledBatch(made, f.node_ids, f.seeds, f.edge_ids)
             return self.steps.mini_batch(batch, goal, *r)
 

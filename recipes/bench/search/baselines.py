@@ -9,7 +9,7 @@ from ssdtrain.tools.search.problem import (
     Chosen,
     Operation,
     Problem,
-    straight,
+    one_dimension_cuts,
     strategies_along,
 )
 from ssdtrain.tools.search.search import Partition, Space, along_one, partition
@@ -18,7 +18,9 @@ from ssdtrain.tools.search.search import Partition, Space, along_one, partition
 def all_rows(problem: Problem, axes: Sequence[WorkerAxis]) -> Partition:
     """Cut every tensor along its first dimension; each operator takes what is best."""
     space = Space(problem, axes)
-    tensors = {n: straight(problem, n, space.ways)[:1] for n in _groups(problem)}
+    tensors = {
+        n: one_dimension_cuts(problem, n, space.ways)[:1] for n in _groups(problem)
+    }
     operations = [strategies_along(one, space.ways) for one in problem.operations]
     return space.best(tensors, operations)
 
@@ -34,10 +36,10 @@ def greedy(problem: Problem, axes: Sequence[WorkerAxis]) -> Partition:
         own = min(options, key=lambda s: _known(space, one, s, placed))
         chosen.append([own])
         for number, wanted, _ in _asked(one, own):
-            ways = straight(problem, group[number], space.ways)
+            ways = one_dimension_cuts(problem, group[number], space.ways)
             placed.setdefault(group[number], wanted if wanted in ways else ways[0])
     for name in _groups(problem):
-        placed.setdefault(name, straight(problem, name, space.ways)[0])
+        placed.setdefault(name, one_dimension_cuts(problem, name, space.ways)[0])
     return space.best({n: [p] for n, p in placed.items()}, chosen)
 
 
@@ -62,7 +64,7 @@ def one_dimension(problem: Problem, axes: Sequence[WorkerAxis]) -> Partition:
                 for at in users.get(name, [])
             )
 
-        placed[name] = min(straight(problem, name, ways), key=total)
+        placed[name] = min(one_dimension_cuts(problem, name, ways), key=total)
     return space.best({n: [p] for n, p in placed.items()}, options)
 
 

@@ -29,7 +29,7 @@ from recipes.bench.models.stock import shrunk
 from ssdtrain.plan.goal import DEVICE_RESERVE
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.cluster import cluster_of
-from ssdtrain.tools.foresight.device import Device, load_device
+from ssdtrain.tools.foresight.device import DeviceCosts, load_device
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, public_subject
 from ssdtrain.tools.report.estimate import estimate
@@ -39,7 +39,13 @@ from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.layout_search import job_of, keyed_costs
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
 from ssdtrain.tools.search.pricing import Key, PricedLayout, Pricer
-from ssdtrain.tools.search.stage_costs import OURS, PerLayer, StageCosts, Way, priced
+from ssdtrain.tools.search.stage_costs import (
+    OURS,
+    ActivationCost,
+    PerLayer,
+    StageCosts,
+    priced,
+)
 from ssdtrain.tools.search.stores import Stores
 from ssdtrain.train.models.base import enable_checkpointing
 from ssdtrain.train.settings import Checkpointing
@@ -135,7 +141,7 @@ def job_for(subject: Subject, layers: int = 0) -> Job:
 
 
 def whole_costs(
-    shape: Shape, sequences: int, tokens: int, device: Device
+    shape: Shape, sequences: int, tokens: int, device: DeviceCosts
 ) -> tuple[int, StageCosts]:
     """Capture and price a model whole, whatever its kind: its layers are its regions,
     and the ends count as layers. Returns the number of layers, and their costs."""
@@ -149,7 +155,7 @@ def whole_costs(
         return PerLayer(layer=total / count, ends=0.0)
 
     ways = {
-        name: Way(
+        name: ActivationCost(
             milliseconds=line(ms), activation_bytes=line(peak), moved_bytes=line(moved)
         )
         for name, (ms, peak, moved) in found.items()

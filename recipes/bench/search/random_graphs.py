@@ -13,7 +13,7 @@ from torch import Tensor
 from recipes.bench.harness.cli import Bench
 from recipes.bench.search.baselines import BASELINES
 from ssdtrain.tools.search.calls import call_of
-from ssdtrain.tools.search.describe import describe, is_elementwise
+from ssdtrain.tools.search.describe import describe_call, is_elementwise
 from ssdtrain.tools.search.moves import WorkerAxis
 from ssdtrain.tools.search.problem import Extent, Operation, Problem
 from ssdtrain.tools.search.search import exhaustive, partition
@@ -46,7 +46,7 @@ class Maker:
         """Add an operator with one result."""
         out = func(*args)
         call = call_of(func, args, {}, out)
-        described = describe(call)
+        described = describe_call(call)
         if described is None:
             raise ValueError(f"{call.name} has no description")
         shapes = call.shapes, call.results

@@ -36,11 +36,11 @@ from ssdtrain.tools.foresight.dlrm import (
 )
 from ssdtrain.tools.foresight.reuse import reuse_factors
 from ssdtrain.tools.foresight.sharding import (
+    EmbeddingTable,
     Lookups,
     Sharding,
-    Table,
     candidates,
-    drawn,
+    random_sharding,
 )
 from ssdtrain.tools.foresight.table_plan import table_plan
 
@@ -60,7 +60,7 @@ PRELOAD = (
 )
 
 
-def tables_of(rng: random.Random, num_ranks: int, heavy: bool) -> list[Table]:
+def tables_of(rng: random.Random, num_ranks: int, heavy: bool) -> list[EmbeddingTable]:
     """One task's tables.
 
     Rows are log-normal with a median of 1e5 and a long tail to 14 millions, lookups
@@ -75,7 +75,7 @@ def tables_of(rng: random.Random, num_ranks: int, heavy: bool) -> list[Table]:
         if heavy:
             lookups += HEAVY_LOOKUPS
         tables.append(
-            Table(
+            EmbeddingTable(
                 rows=rows,
                 width=rng.choice(WIDTHS),
                 lookups=lookups,
@@ -85,7 +85,9 @@ def tables_of(rng: random.Random, num_ranks: int, heavy: bool) -> list[Table]:
     return tables
 
 
-def task_of(number: int, num_ranks: int, small: bool) -> tuple[list[Table], int]:
+def task_of(
+    number: int, num_ranks: int, small: bool
+) -> tuple[list[EmbeddingTable], int]:
     """A task's tables and its batch."""
     rng = random.Random(f"regret/{number}")
     tables = tables_of(rng, num_ranks, heavy=number % 2 == 0)
@@ -100,12 +102,12 @@ def task_of(number: int, num_ranks: int, small: bool) -> tuple[list[Table], int]
 
 
 def placements(
-    tables: Sequence[Table], num_ranks: int, others: int, room: float
+    tables: Sequence[EmbeddingTable], num_ranks: int, others: int, room: float
 ) -> dict[str, Sharding]:
     """Those of all rules, and random ones, that every rank has room for."""
     found = candidates(tables, num_ranks)
     for seed in range(1, others + 1):
-        found[f"random {seed}"] = drawn(tables, num_ranks, seed)
+        found[f"random {seed}"] = random_sharding(tables, num_ranks, seed)
 
     def largest(sharding: Sharding) -> float:
         held = [0.0] * num_ranks
@@ -117,7 +119,7 @@ def placements(
 
 
 def samples_of(
-    tables: Sequence[Table], number: int, seed: int, device: torch.device
+    tables: Sequence[EmbeddingTable], number: int, seed: int, device: torch.device
 ) -> Samples:
     """One rank's samples; the skew of a table's rows is the same on every rank."""
     torch.manual_seed(seed)

@@ -137,7 +137,7 @@ def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
         if not name:
             return config, None
     # Otherwise not composed alone: its keys may be those of the run's own groups.
-    earlier = runs.find(str(name))
+    earlier = runs.find_run(str(name))
     record = runs.read_record(earlier)
     if record is None:
         raise ConfigError(f"resume={name}: {earlier} has no {runs.RECORD}")
@@ -155,7 +155,7 @@ def _continued(earlier: Path, record: Mapping[str, Any], fresh: Sequence[str]) -
     ConfigError: it has no checkpoint, or cannot go on with these settings."""
     from ssdtrain.train import runs
 
-    began = parse(record["words"][1:])
+    began = parse_words(record["words"][1:])
     config = compose(began.config, runs.merged_words(began.overrides, fresh))
     config.run_directory = str(earlier)
     runs.refuse_without_checkpoint(earlier, record, config)
@@ -191,7 +191,7 @@ def _resolved(override: str) -> str:
     return f"{key}='{Path(value).expanduser().resolve()}'"
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
+def parse_words(words: Sequence[str]) -> argparse.Namespace:
     """Return the words after `train`, options and overrides in any order."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)

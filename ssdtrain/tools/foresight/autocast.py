@@ -69,7 +69,7 @@ class _Asked(NamedTuple):
 _ASKED = "_ssdtrain_asked"
 
 
-class Autocast:
+class AutocastEmulation:
     """The present precision, and weights that were cast. One for a capture."""
 
     def __init__(self, kind: Kind) -> None:

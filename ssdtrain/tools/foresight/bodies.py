@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ssdtrain.tools.foresight import calls
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 
 COLD_BYTES = 150e6
 MAX_COPIES = 8
@@ -57,7 +57,7 @@ def bodies_of(call: Call, pool: Pool) -> tuple[Call, list[Body]]:
     """The call as it was really drawn, and one body for each copy of its tensors."""
     maker = _MAKERS[call.family]
     copies = 1
-    if call.warm_bytes == 0.0 or call.family is Family.LOOKUP:
+    if call.warm_bytes == 0.0 or call.family is KernelFamily.LOOKUP:
         needed = math.ceil(COLD_BYTES / max(call.num_bytes, 1.0))
         copies = max(1, min(MAX_COPIES, needed + (needed > 1)))
     drawn, bodies = call, []
@@ -312,12 +312,12 @@ def _optimizer(call: Call, make: _Tensors) -> tuple[Call, Body]:
     )
 
 
-_MAKERS: dict[Family, Callable[[Call, _Tensors], tuple[Call, Body]]] = {
-    Family.PRODUCT: _product,
-    Family.ATTENTION: _attention,
-    Family.NORM: _norm,
-    Family.MEMORY: _memory,
-    Family.LOOKUP: _lookup,
-    Family.CONVOLUTION: _convolution,
-    Family.OPTIMIZER: _optimizer,
+_MAKERS: dict[KernelFamily, Callable[[Call, _Tensors], tuple[Call, Body]]] = {
+    KernelFamily.PRODUCT: _product,
+    KernelFamily.ATTENTION: _attention,
+    KernelFamily.NORM: _norm,
+    KernelFamily.MEMORY: _memory,
+    KernelFamily.LOOKUP: _lookup,
+    KernelFamily.CONVOLUTION: _convolution,
+    KernelFamily.OPTIMIZER: _optimizer,
 }

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.capture import capture
-from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.power import Power
 from ssdtrain.tools.foresight.price import estimate_step
 from ssdtrain.tools.foresight.spec import Kind
-from ssdtrain.tools.foresight.sustained import Watch, product
+from ssdtrain.tools.foresight.sustained import PowerSampler, measure_product
 from ssdtrain.tools.foresight.tracing import step_us
 
 # Fewer measurements than this say nothing of a family.
@@ -42,10 +42,10 @@ HELD_CLOCK = 0.98
 
 
 def family_scales(
-    device: Device, times: Sequence[tuple[Call, float]]
-) -> dict[Family, float]:
+    device: DeviceCosts, times: Sequence[tuple[Call, float]]
+) -> dict[KernelFamily, float]:
     """Median of measured over predicted time, by family."""
-    ratios: dict[Family, list[float]] = {}
+    ratios: dict[KernelFamily, list[float]] = {}
     for call, us in times:
         ratios.setdefault(call.family, []).append(us / device.kernel_us(call))
     return {
@@ -157,7 +157,7 @@ def program_graphs(kind: Kind) -> list[Graph]:
         ]
 
 
-def host_scale(device: Device, seconds: float = 5.0) -> float:
+def host_scale(device: DeviceCosts, seconds: float = 5.0) -> float:
     """Measured over predicted time of small steps on this machine: the median of three
     programs, of each the median of its rounds. See [Note: the host's scale]."""
     graphs = program_graphs(device.spec.kind)
@@ -183,8 +183,8 @@ def scale_of(measured: Sequence[float], predicted: Sequence[float]) -> float:
 
 def measured_power(power: Power) -> Power:
     """What products draw on this machine's GPU, by the clock that a long one keeps."""
-    with Watch() as watch:
-        run = product(SUSTAINED_SIZE, SUSTAINED_S)
+    with PowerSampler() as watch:
+        run = measure_product(SUSTAINED_SIZE, SUSTAINED_S)
     return drawn(power, run, watch.between(run["from"], run["to"]))
 
 

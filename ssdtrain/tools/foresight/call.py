@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 
-class Family(str, Enum):
+class KernelFamily(str, Enum):
     """Which kernel model prices a call."""
 
     PRODUCT = "product"
@@ -36,7 +36,7 @@ ELEMENT_BYTES: Mapping[str, int] = {
 class Call:
     """One operator with its sizes. Bytes and FLOPs are of the whole operator."""
 
-    family: Family
+    family: KernelFamily
     variant: str
     dtype: str
     """A key of `ELEMENT_BYTES`."""
@@ -62,4 +62,4 @@ class Call:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Call":
         """Build a `Call` from what `as_dict` made."""
-        return cls(**{**values, "family": Family(values["family"])})
+        return cls(**{**values, "family": KernelFamily(values["family"])})

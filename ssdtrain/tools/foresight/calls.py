@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, Family
+from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, KernelFamily
 
 # Tensors an element-wise operator reads and writes, in elements of its own type, and
 # bytes an element beside them (a dropout mask). `mul_strided` has an operand whose
@@ -48,12 +48,12 @@ def product(
     read = size * batch * (m * k + k * n) + (size * n if bias else 0)
     sizes = {"batch": batch, "m": m, "n": n, "k": k, "bias": float(bias)}
     flops, written = 2.0 * batch * m * n * k, size * batch * m * n
-    made = _call(Family.PRODUCT, layout, dtype, sizes, read, written, warm=warm)
+    made = _call(KernelFamily.PRODUCT, layout, dtype, sizes, read, written, warm=warm)
     return replace(made, flops=flops)
 
 
 def _call(
-    family: Family,
+    family: KernelFamily,
     variant: str,
     dtype: str,
     sizes: dict[str, float],
@@ -103,7 +103,7 @@ def attention(
         **{"causal": float(causal), "dropout": float(dropout)},
     }
     variant = "backward" if backward else "forward"
-    made = _call(Family.ATTENTION, variant, dtype, sizes, read, written)
+    made = _call(KernelFamily.ATTENTION, variant, dtype, sizes, read, written)
     return replace(made, flops=2.5 * full if backward else full)
 
 
@@ -115,7 +115,7 @@ def norm(
     num_bytes = ELEMENT_BYTES[dtype] * rows * columns
     sizes: dict[str, float] = {"rows": rows, "columns": columns}
     moved = reads * num_bytes, writes * num_bytes
-    return _call(Family.NORM, variant, dtype, sizes, *moved, warm=warm)
+    return _call(KernelFamily.NORM, variant, dtype, sizes, *moved, warm=warm)
 
 
 def memory(
@@ -138,7 +138,7 @@ def memory(
         kept = {"sum_rows": columns, "sum_columns": rows, "sum_all": 1}[variant]
         read, written = size * count, float(size * kept)
     sizes: dict[str, float] = {"rows": rows, "columns": columns}
-    return _call(Family.MEMORY, variant, dtype, sizes, read, written, warm=warm)
+    return _call(KernelFamily.MEMORY, variant, dtype, sizes, read, written, warm=warm)
 
 
 def lookup(
@@ -165,7 +165,7 @@ def lookup(
         read, written, warm = moved + index + distinct, moved, moved - distinct
     sizes: dict[str, float] = {"rows": rows, "columns": columns}
     sizes |= {"table_rows": table_rows, "distinct_rows": distinct_rows}
-    made = _call(Family.LOOKUP, variant, dtype, sizes, read, written)
+    made = _call(KernelFamily.LOOKUP, variant, dtype, sizes, read, written)
     return replace(made, warm_bytes=max(0.0, warm))
 
 
@@ -201,7 +201,7 @@ def convolution(
         "input_gradient": float(input_gradient),
     }
     variant = "backward" if backward else "forward"
-    call = _call(Family.CONVOLUTION, variant, dtype, sizes, read, written)
+    call = _call(KernelFamily.CONVOLUTION, variant, dtype, sizes, read, written)
     return replace(call, flops=flops)
 
 
@@ -210,4 +210,4 @@ def optimizer(variant: str, *, elements: int, tensors: int, dtype: str) -> Call:
     num_bytes = ELEMENT_BYTES[dtype] * elements
     moved = (ways * num_bytes for ways in OPTIMIZERS[variant])
     sizes: dict[str, float] = {"elements": elements, "tensors": tensors}
-    return _call(Family.OPTIMIZER, variant, dtype, sizes, *moved)
+    return _call(KernelFamily.OPTIMIZER, variant, dtype, sizes, *moved)

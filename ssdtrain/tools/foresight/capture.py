@@ -24,10 +24,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.autocast import Autocast
-from ssdtrain.tools.foresight.caveats import UNFUSED, explained, parts_of
+from ssdtrain.tools.foresight.autocast import AutocastEmulation
+from ssdtrain.tools.foresight.caveats import UNFUSED, caveats_of, explained
 from ssdtrain.tools.foresight.graph import Graph
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.recorder import STATES, Recorder
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.foresight.steps import Collectives
@@ -54,7 +54,7 @@ def capture(
     seen = record(recorder, forward, on)
     if optimizer is not None:
         recorder.update(optimizer)
-    return recorder.graph({**(notes or {}), **seen, **parts_of(model, forward)})
+    return recorder.graph({**(notes or {}), **seen, **caveats_of(model, forward)})
 
 
 def loss_of(forward: Callable[[], Any]) -> list[Tensor]:
@@ -79,12 +79,12 @@ def record(
 ) -> dict[str, str]:
     """Run forward and backward under a `Recorder`; give what was left out, as notes.
     Raises ConfigError: as `capture` does."""
-    autocast = Autocast(on)
+    autocast = AutocastEmulation(on)
     as_on = AsOn(on, autocast)
     try:
         with recorder.modules(), autocast.noted(), as_on, recorder:
             loss = loss_of(forward)
-            recorder.phase = Phase.BACKWARD
+            recorder.phase = StepPhase.BACKWARD
             torch.autograd.backward(loss, [torch.ones_like(x) for x in loss])
     except ConfigError:
         raise
@@ -98,11 +98,11 @@ class AsOn(TorchFunctionMode):
     """See [Note: as on the device]."""
 
     def __init__(
-        self, kind: Kind = Kind.CUDA, autocast: Autocast | None = None
+        self, kind: Kind = Kind.CUDA, autocast: AutocastEmulation | None = None
     ) -> None:
         super().__init__()
         self._kind = kind
-        self._autocast = autocast or Autocast(kind)
+        self._autocast = autocast or AutocastEmulation(kind)
         self.num_unfused = 0
         """Attentions that the device runs in one kernel, captured as several."""
 

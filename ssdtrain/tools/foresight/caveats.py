@@ -62,7 +62,7 @@ def left_out(notes: Mapping[str, str]) -> list[str]:
     return [f"{notes[name]} x {text}" for name, text in WORDS.items() if name in notes]
 
 
-def parts_of(model: nn.Module, forward: Callable[[], Any]) -> dict[str, str]:
+def caveats_of(model: nn.Module, forward: Callable[[], Any]) -> dict[str, str]:
     """Notes of what a model has that is captured otherwise than it runs."""
     recurrent = sum(isinstance(module, nn.RNNBase) for module in model.modules())
     compiled = len(set(map(id, _compiled(model, forward))))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import Collective, Fabric, straight_fabric
-from ssdtrain.tools.foresight.spec import Spec
+from ssdtrain.tools.foresight.spec import DeviceSpec
 from ssdtrain.tools.foresight.wires import PEER_SHARE, STARTUP_US, fabric_of
 
 BETWEEN = re.compile(r"[a-z]+:(\d+(?:\.\d+)?)G", re.I)
@@ -61,7 +61,7 @@ class Cluster:
         return fabric.microseconds(Collective.SEND, message_bytes, 2)
 
 
-def cluster_of(text: str, spec: Spec) -> Cluster:
+def cluster_of(text: str, spec: DeviceSpec) -> Cluster:
     """Return what `--fabric` names: measured curves inside a node where they are
     shipped, a network by one GPU's rate, of which collectives reach `PEER_SHARE`.
     Raises ConfigError: the text has another form."""

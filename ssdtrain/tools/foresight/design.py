@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ssdtrain.tools.foresight import calls
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.spec import Kind
 
 HEAD_DIMS = (32, 64, 64, 128, 128)
@@ -44,7 +44,7 @@ LIMITS: dict[Kind, Limits] = {
 
 
 def draw(
-    family: Family, index: int, seed: int = 0, limits: Limits = LIMITS[Kind.CUDA]
+    family: KernelFamily, index: int, seed: int = 0, limits: Limits = LIMITS[Kind.CUDA]
 ) -> Call:
     """The `index`-th call of a family's design."""
     rng = random.Random(f"{seed}/{family.value}/{index}")
@@ -187,12 +187,12 @@ def _optimizer(rng: random.Random, limits: Limits) -> Call:
     )
 
 
-_MAKERS: dict[Family, Callable[[random.Random, Limits], Call]] = {
-    Family.PRODUCT: _product,
-    Family.ATTENTION: _attention,
-    Family.NORM: _norm,
-    Family.MEMORY: _memory,
-    Family.LOOKUP: _lookup,
-    Family.CONVOLUTION: _convolution,
-    Family.OPTIMIZER: _optimizer,
+_MAKERS: dict[KernelFamily, Callable[[random.Random, Limits], Call]] = {
+    KernelFamily.PRODUCT: _product,
+    KernelFamily.ATTENTION: _attention,
+    KernelFamily.NORM: _norm,
+    KernelFamily.MEMORY: _memory,
+    KernelFamily.LOOKUP: _lookup,
+    KernelFamily.CONVOLUTION: _convolution,
+    KernelFamily.OPTIMIZER: _optimizer,
 }

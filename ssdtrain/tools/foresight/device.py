@@ -10,12 +10,12 @@ from typing import Any
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Format, Fraction, Natural, Unfit, load_json
-from ssdtrain.tools.foresight.call import Call, Family
-from ssdtrain.tools.foresight.features import names_of, row_of
+from ssdtrain.tools.foresight.call import Call, KernelFamily
+from ssdtrain.tools.foresight.features import feature_names, row_of
 from ssdtrain.tools.foresight.host import HostTable
 from ssdtrain.tools.foresight.laws import Law, law_us
 from ssdtrain.tools.foresight.power import Power
-from ssdtrain.tools.foresight.spec import SPECS, Spec
+from ssdtrain.tools.foresight.spec import SPECS, DeviceSpec
 from ssdtrain.tools.foresight.trees import Forest
 
 DATA = Path(__file__).parent / "data"
@@ -33,16 +33,16 @@ DEFAULT_DEVICE = "h100"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class DeviceCosts:
     """Prices calls and operators' host time on one kind of device."""
 
-    spec: Spec
-    forests: Mapping[Family, Forest] = field(default_factory=dict)
-    laws: Mapping[Family, Law] = field(default_factory=dict)
+    spec: DeviceSpec
+    forests: Mapping[KernelFamily, Forest] = field(default_factory=dict)
+    laws: Mapping[KernelFamily, Law] = field(default_factory=dict)
     """Closed forms that the forests were learned next to; the roofline's elsewhere."""
-    errors: Mapping[Family, float] = field(default_factory=dict)
+    errors: Mapping[KernelFamily, float] = field(default_factory=dict)
     """Held-out geometric mean error of each family's model."""
-    scales: Mapping[Family, float] = field(default_factory=dict)
+    scales: Mapping[KernelFamily, float] = field(default_factory=dict)
     """Measured over predicted time on this machine, from a calibration."""
     host: HostTable
     host_scale: float = 1.0
@@ -74,13 +74,13 @@ class Device:
         ratio = math.exp(forest.predict(row_of(call, self.spec, by_law)))
         return by_law * ratio * self.scales.get(call.family, 1.0)
 
-    def error(self, family: Family) -> float:
+    def error(self, family: KernelFamily) -> float:
         """Expected relative error of one kernel's time."""
         return self.errors.get(family, UNLEARNED_ERROR)
 
     def scaled(
-        self, scales: Mapping[Family, float], host_scale: float = 1.0
-    ) -> "Device":
+        self, scales: Mapping[KernelFamily, float], host_scale: float = 1.0
+    ) -> "DeviceCosts":
         """The same kind of device, as a calibration found one."""
         return replace(
             self,
@@ -94,11 +94,11 @@ class Device:
 class _File:
     """A device as its file holds it."""
 
-    spec: Spec
-    forests: Mapping[Family, Forest]
-    laws: Mapping[Family, Mapping[str, tuple[float, ...]]]
-    errors: Mapping[Family, Fraction]
-    scales: Mapping[Family, Fraction]
+    spec: DeviceSpec
+    forests: Mapping[KernelFamily, Forest]
+    laws: Mapping[KernelFamily, Mapping[str, tuple[float, ...]]]
+    errors: Mapping[KernelFamily, Fraction]
+    scales: Mapping[KernelFamily, Fraction]
     host: Mapping[str, tuple[float, ...]]
     host_scale: Fraction
     power: Power | None
@@ -108,7 +108,7 @@ class _File:
 def _check(file: _File) -> None:
     for family, forest in file.forests.items():
         where = f"forests.{family.value}"
-        if forest.names != names_of(family):
+        if forest.names != feature_names(family):
             raise Unfit(f"{where}.names", "this version's features", "others")
         try:
             forest.check()
@@ -133,23 +133,23 @@ _FORMAT = Format(
 )
 
 
-def to_json(device: Device) -> dict[str, Any]:
+def to_json(device: DeviceCosts) -> dict[str, Any]:
     """Plain values, with the schema's name and version."""
     own = {field.name: getattr(device, field.name) for field in fields(_File)}
     own["laws"] = {family: law.as_dict() for family, law in device.laws.items()}
     return _FORMAT.to_json(_File(**{**own, "host": device.host.as_dict()}))
 
 
-def from_json(values: object, source: str = "") -> Device:
-    """Build a `Device` from what `to_json` made. Raises DamagedFileError: another
+def from_json(values: object, source: str = "") -> DeviceCosts:
+    """Build a `DeviceCosts` from what `to_json` made. Raises DamagedFileError: another
     schema or version, or a wrong field."""
     file = _FORMAT.from_json(values, source)
     laws = {family: Law.from_dict(family, own) for family, own in file.laws.items()}
     read = {"laws": laws, "host": HostTable.from_dict(file.host)}
-    return Device(**{**vars(file), **read})
+    return DeviceCosts(**{**vars(file), **read})
 
 
-def write_device(path: str | Path, device: Device) -> None:
+def write_device(path: str | Path, device: DeviceCosts) -> None:
     """Write a device file on one line: its trees are long lists of numbers. Raises
     OSError: the file cannot be written."""
     text = json.dumps(to_json(device), separators=(",", ":"))
@@ -162,7 +162,7 @@ def shipped() -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def load_device(name: str | Path) -> Device:
+def load_device(name: str | Path) -> DeviceCosts:
     """A shipped device by its name, or a device file. Raises ConfigError: neither, or
     the file is damaged."""
     path = Path(name)
@@ -184,13 +184,13 @@ def load_device(name: str | Path) -> Device:
     return from_json(values, str(path))
 
 
-def transferred(device: Device, spec: Spec) -> Device:
+def transferred(device: DeviceCosts, spec: DeviceSpec) -> DeviceCosts:
     """Another device by its data sheet: kernels keep their distance from the roofline,
     which is right for a relative, with the errors seen between an H100 and an H200."""
     errors = {family: e + TRANSFER_ERROR for family, e in device.errors.items()}
     return replace(device, spec=spec, errors=errors, _memo={})
 
 
-def bare_device(name: str) -> Device:
+def bare_device(name: str) -> DeviceCosts:
     """A device of which only the data sheet is known."""
-    return Device(spec=SPECS[name], host=HostTable([]))
+    return DeviceCosts(spec=SPECS[name], host=HostTable([]))

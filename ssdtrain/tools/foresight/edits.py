@@ -7,9 +7,9 @@ from dataclasses import replace
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.graph import (
     CALLER,
+    Allocation,
     Graph,
     Node,
-    Storage,
     Stream,
     TensorInfo,
 )
@@ -64,7 +64,7 @@ def replaced(
     nodes: Sequence[Node],
     *,
     tensors: Mapping[int, TensorInfo] | None = None,
-    storages: Mapping[int, Storage] | None = None,
+    storages: Mapping[int, Allocation] | None = None,
 ) -> Graph:
     """Other nodes, of tensors and storages of their own, in the place of nodes `start`
     to `end` (exclusive). Raises ConfigError: no such range, a number that the graph
@@ -104,7 +104,7 @@ def inserted(
     nodes: Sequence[Node],
     *,
     tensors: Mapping[int, TensorInfo] | None = None,
-    storages: Mapping[int, Storage] | None = None,
+    storages: Mapping[int, Allocation] | None = None,
 ) -> Graph:
     """More nodes before node `at`; see `replaced`."""
     return replaced(graph, at, at, nodes, tensors=tensors, storages=storages)

@@ -5,22 +5,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ssdtrain.tools.foresight import calls
-from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, Family
-from ssdtrain.tools.foresight.spec import Spec
+from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, KernelFamily
+from ssdtrain.tools.foresight.spec import DeviceSpec
 
 TILES = ((128, 256), (128, 128), (64, 64), (256, 128))
 MAX_ALIGNMENT = 7
 LAYOUTS = ("nn", "nt", "tn", "tt")
 
 
-def row_of(call: Call, spec: Spec, law_us: float) -> list[float]:
-    """The features of a call, in the order of `names_of`; `law_us`: of the closed form,
-    or the roofline."""
+def row_of(call: Call, spec: DeviceSpec, law_us: float) -> list[float]:
+    """The features of a call, in the order of `feature_names`; `law_us`: of the closed
+    form, or the roofline."""
     law = [_log(16.0 * law_us), math.log2(law_us / spec.roofline_us(call))]
     return [*_common(call, spec), *law, *_OWN[call.family](call, spec)]
 
 
-def names_of(family: Family) -> tuple[str, ...]:
+def feature_names(family: KernelFamily) -> tuple[str, ...]:
     """Names of a family's features."""
     common = ("roofline", "flops", "read", "written", "warm", "element_bytes")
     return (*common, "law", "law_over_roofline", *_NAMES[family])
@@ -30,7 +30,7 @@ def _log(value: float) -> float:
     return math.log2(value) if value > 1.0 else 0.0
 
 
-def _common(call: Call, spec: Spec) -> list[float]:
+def _common(call: Call, spec: DeviceSpec) -> list[float]:
     return [
         _log(16.0 * spec.roofline_us(call)),
         _log(call.flops),
@@ -47,13 +47,13 @@ def alignment(value: float) -> float:
     return float(min(MAX_ALIGNMENT, (whole & -whole).bit_length() - 1) if whole else 0)
 
 
-def waves(tiles: float, spec: Spec) -> tuple[float, float]:
+def waves(tiles: float, spec: DeviceSpec) -> tuple[float, float]:
     """(log2 of the waves, share of the slots that the waves fill)."""
     full = tiles / spec.num_sms
     return _log(1.0 + full), full / math.ceil(full) if full > 0 else 0.0
 
 
-def _product(call: Call, spec: Spec) -> list[float]:
+def _product(call: Call, spec: DeviceSpec) -> list[float]:
     s = call.sizes
     batch, m, n, k = s["batch"], s["m"], s["n"], s["k"]
     found = [_log(batch), _log(m), _log(n), _log(k), s["bias"]]
@@ -70,7 +70,7 @@ def _product(call: Call, spec: Spec) -> list[float]:
     return found
 
 
-def _attention(call: Call, spec: Spec) -> list[float]:
+def _attention(call: Call, spec: DeviceSpec) -> list[float]:
     s = call.sizes
     blocks = s["batch"] * s["heads"] * math.ceil(s["queries"] / 128)
     number, fill = waves(blocks, spec)
@@ -95,7 +95,7 @@ MEMORY = (*sorted(calls.POINTWISE), *calls.REDUCTIONS, *calls.CASTS)
 NORMS = tuple(sorted(calls.NORMS))
 
 
-def _lookup(call: Call, spec: Spec) -> list[float]:
+def _lookup(call: Call, spec: DeviceSpec) -> list[float]:
     s = call.sizes
     size = ELEMENT_BYTES[call.dtype]
     different = s["distinct_rows"]
@@ -111,7 +111,7 @@ def _lookup(call: Call, spec: Spec) -> list[float]:
     ]
 
 
-def _convolution(call: Call, spec: Spec) -> list[float]:
+def _convolution(call: Call, spec: DeviceSpec) -> list[float]:
     s = call.sizes
     out = s["side"] / s["stride"]
     number, fill = waves(
@@ -122,44 +122,44 @@ def _convolution(call: Call, spec: Spec) -> list[float]:
     return [*found, s["input_gradient"], alignment(s["channels"]), number, fill]
 
 
-def _optimizer(call: Call, spec: Spec) -> list[float]:
+def _optimizer(call: Call, spec: DeviceSpec) -> list[float]:
     elements, tensors = call.sizes["elements"], call.sizes["tensors"]
     logs = [_log(elements), _log(tensors), _log(elements / tensors)]
     return [*logs, *_one_hot(call.variant, tuple(sorted(calls.OPTIMIZERS)))]
 
 
-_OWN: Mapping[Family, Callable[[Call, Spec], list[float]]] = {
-    Family.PRODUCT: _product,
-    Family.ATTENTION: _attention,
-    Family.NORM: lambda call, spec: _grid(call, NORMS),
-    Family.MEMORY: lambda call, spec: _grid(call, MEMORY),
-    Family.LOOKUP: _lookup,
-    Family.CONVOLUTION: _convolution,
-    Family.OPTIMIZER: _optimizer,
+_OWN: Mapping[KernelFamily, Callable[[Call, DeviceSpec], list[float]]] = {
+    KernelFamily.PRODUCT: _product,
+    KernelFamily.ATTENTION: _attention,
+    KernelFamily.NORM: lambda call, spec: _grid(call, NORMS),
+    KernelFamily.MEMORY: lambda call, spec: _grid(call, MEMORY),
+    KernelFamily.LOOKUP: _lookup,
+    KernelFamily.CONVOLUTION: _convolution,
+    KernelFamily.OPTIMIZER: _optimizer,
 }
 _GRID_NAMES = ("rows", "columns", "column_alignment")
-_NAMES: Mapping[Family, tuple[str, ...]] = {
-    Family.PRODUCT: (
+_NAMES: Mapping[KernelFamily, tuple[str, ...]] = {
+    KernelFamily.PRODUCT: (
         *("batch", "m", "n", "k", "bias", "m_alignment", "n_alignment"),
         *("k_alignment", "first_alignment", "second_alignment", "layout"),
         *(f"{what}_{h}x{w}" for h, w in TILES for what in ("waves", "fill", "used")),
         *("m_over_n", "k_over_least"),
     ),
-    Family.ATTENTION: (
+    KernelFamily.ATTENTION: (
         *("backward", "heads", "group", "queries", "keys", "head_dim", "causal"),
         *("dropout", "waves", "fill", "query_alignment", "used"),
     ),
-    Family.NORM: (*_GRID_NAMES, *NORMS),
-    Family.MEMORY: (*_GRID_NAMES, *MEMORY),
-    Family.LOOKUP: (
+    KernelFamily.NORM: (*_GRID_NAMES, *NORMS),
+    KernelFamily.MEMORY: (*_GRID_NAMES, *MEMORY),
+    KernelFamily.LOOKUP: (
         *("rows", "columns", "table_rows", "distinct", "distinct_bytes"),
         *("table_bytes", "row_bytes", *calls.LOOKUPS),
     ),
-    Family.CONVOLUTION: (
+    KernelFamily.CONVOLUTION: (
         *("backward", "batch", "channels", "side", "filters", "kernel", "stride"),
         *("input_gradient", "channel_alignment", "waves", "fill"),
     ),
-    Family.OPTIMIZER: (
+    KernelFamily.OPTIMIZER: (
         *("elements", "tensors", "elements_a_tensor"),
         *sorted(calls.OPTIMIZERS),
     ),

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.call import Call, Family
-from ssdtrain.tools.foresight.features import names_of, row_of
+from ssdtrain.tools.foresight.call import Call, KernelFamily
+from ssdtrain.tools.foresight.features import feature_names, row_of
 from ssdtrain.tools.foresight.laws import FAMILIES, Law, fit_law, law_us, least_times
-from ssdtrain.tools.foresight.spec import Kind, Spec
+from ssdtrain.tools.foresight.spec import DeviceSpec, Kind
 from ssdtrain.tools.foresight.trees import Forest, Tree
 
 Times = Sequence[tuple[Call, float]]
@@ -21,7 +21,11 @@ FLOOR = 4e-4
 NUM_FOLDS = 4
 LEAST_TIMES = 27
 """Of a family's model: 20 are left where a fold is held out."""
-NUM_TREES = {Family.PRODUCT: 350, Family.MEMORY: 200, Family.ATTENTION: 200}
+NUM_TREES = {
+    KernelFamily.PRODUCT: 350,
+    KernelFamily.MEMORY: 200,
+    KernelFamily.ATTENTION: 200,
+}
 FEW_TREES = 120
 NUM_BAGS = 2
 """Boosted forests that a forest is the mean of."""
@@ -43,7 +47,10 @@ def scikit_learn() -> Any:
 
 
 def fit_closed_form(
-    times: Times, spec: Spec, *, relatives: Sequence[tuple[Times, Spec]] = ()
+    times: Times,
+    spec: DeviceSpec,
+    *,
+    relatives: Sequence[tuple[Times, DeviceSpec]] = (),
 ) -> Law | None:
     """The closed form of the times' family; None where it has none, where the times are
     too few for one, and for CPUs. `relatives`: times on other devices, which join
@@ -57,11 +64,11 @@ def fit_closed_form(
 
 def fit_forest(
     times: Times,
-    spec: Spec,
+    spec: DeviceSpec,
     *,
     law: Law | None = None,
     seed: int = 0,
-    relatives: Sequence[tuple[Times, Spec]] = (),
+    relatives: Sequence[tuple[Times, DeviceSpec]] = (),
 ) -> Forest:
     """Boosted trees over the times of one family, next to its `law` or the roofline.
     Raises ConfigError: fewer than 20 times, several families, or no scikit-learn.
@@ -97,7 +104,7 @@ def fit_forest(
         model.fit(rows, targets)
         base += float(model.init_.constant_[0][0]) / NUM_BAGS
         trees += [_tree(one[0].tree_) for one in model.estimators_]
-    return Forest(names=names_of(family), base=base, trees=tuple(trees))
+    return Forest(names=feature_names(family), base=base, trees=tuple(trees))
 
 
 def _tree(fitted: Any) -> Tree:
@@ -137,7 +144,7 @@ def geometric_mean_error(errors: Sequence[float]) -> float:
 
 
 def errors_of(
-    forest: Forest, times: Times, spec: Spec, law: Law | None = None
+    forest: Forest, times: Times, spec: DeviceSpec, law: Law | None = None
 ) -> list[float]:
     """|predicted - measured| / measured."""
     found = []
@@ -150,9 +157,9 @@ def errors_of(
 
 def score(
     times: Times,
-    spec: Spec,
+    spec: DeviceSpec,
     *,
-    relatives: Sequence[tuple[Times, Spec]] = (),
+    relatives: Sequence[tuple[Times, DeviceSpec]] = (),
 ) -> dict[str, float]:
     """Cross-validated errors of a forest, and of the bare roofline scaled to fit.
     Returns `gmae` and `mean` over all times, each held out once; `spread`, the standard

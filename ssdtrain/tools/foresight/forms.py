@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ssdtrain.tools.foresight.call import Call
-from ssdtrain.tools.foresight.spec import Spec
+from ssdtrain.tools.foresight.spec import DeviceSpec
 
 Columns = Mapping[str, Tensor]
 """One number a call, by name."""
@@ -18,27 +18,27 @@ SHARPNESS = 4.0
 """Of the longer of two times that overlap: a norm's exponent."""
 
 
-class Form(NamedTuple):
+class ClosedForm(NamedTuple):
     """A family's closed form."""
 
-    columns: Callable[[Sequence[Call], Spec], Columns]
+    columns: Callable[[Sequence[Call], DeviceSpec], Columns]
     start: Callable[[], Parameters]
-    log_us: Callable[[Columns, Parameters, Spec], Tensor]
+    log_us: Callable[[Columns, Parameters, DeviceSpec], Tensor]
 
 
-def numbers(values: Sequence[float]) -> Tensor:
+def double_tensor(values: Sequence[float]) -> Tensor:
     """In double precision on the CPU, whatever the default device."""
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
 def sizes(calls: Sequence[Call], name: str) -> Tensor:
     """One size of every call."""
-    return numbers([call.sizes[name] for call in calls])
+    return double_tensor([call.sizes[name] for call in calls])
 
 
 def flags(values: Sequence[bool]) -> Tensor:
     """1 where it is so, else 0."""
-    return numbers([float(value) for value in values])
+    return double_tensor([float(value) for value in values])
 
 
 def constants(count: int, value: float, *more: int) -> Tensor:
@@ -52,7 +52,7 @@ def longer(first: Tensor, second: Tensor) -> Tensor:
     return power
 
 
-def moved_us(num_bytes: Tensor, share: Tensor, spec: Spec) -> Tensor:
+def moved_us(num_bytes: Tensor, share: Tensor, spec: DeviceSpec) -> Tensor:
     """Memory traffic at a share (its logit) of the data sheet's rate."""
     return num_bytes / (spec.memory_gb_per_s * 1e3 * torch.sigmoid(share))
 
@@ -64,7 +64,7 @@ def in_waves(tiles: Tensor, num_sms: int, tail: Tensor) -> Tensor:
     return torch.where(waves <= 1, full, waves + torch.sigmoid(tail) * (full - waves))
 
 
-def cached(num_bytes: Tensor, room: Tensor, edge: Tensor, spec: Spec) -> Tensor:
+def cached(num_bytes: Tensor, room: Tensor, edge: Tensor, spec: DeviceSpec) -> Tensor:
     """The share of a call's bytes that the L2 cache holds: all of a small call's."""
     most = room + math.log(max(1.0, 2.0 * spec.l2_bytes))
     return torch.sigmoid((most - torch.log(num_bytes)) * torch.exp(edge))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ssdtrain.tools.foresight.bodies import Body, Pool, bodies_of
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.design import LIMITS, draw
 from ssdtrain.tools.foresight.spec import LEAST_US, Kind
 from ssdtrain.tools.foresight.tracing import cpu_clock
@@ -81,7 +81,7 @@ def time_call(call: Call, pool: Pool) -> tuple[Call, float]:
 
 
 def gather(
-    counts: dict[Family, int],
+    counts: dict[KernelFamily, int],
     path: Path,
     device: torch.device,
     *,
@@ -124,7 +124,7 @@ def _timed(call: Call, pool: Pool) -> dict[str, Any]:
     return {**drawn.as_dict(), "us": round(us, 3)}
 
 
-def _turns(counts: dict[Family, int]) -> Iterator[tuple[Family, int]]:
+def _turns(counts: dict[KernelFamily, int]) -> Iterator[tuple[KernelFamily, int]]:
     most = max(counts.values(), default=0)
     given = dict.fromkeys(counts, 0)
     for turn in range(1, most + 1):

@@ -22,7 +22,7 @@ from typing import Any
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Format, Index, Natural, Unfit, load_json, write_json
 from ssdtrain.tools.foresight.call import ELEMENT_BYTES
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 
 CALLER = -1
 """Index of the node after which a storage dies that outlives the step."""
@@ -77,7 +77,7 @@ class Node:
 
     name: str
     """Such as `aten::mm`."""
-    phase: Phase
+    phase: StepPhase
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     stream: Stream = Stream.COMPUTE
@@ -92,7 +92,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Storage:
+class Allocation:
     """Device memory and the nodes between which it lives."""
 
     num_bytes: Natural
@@ -109,7 +109,7 @@ class Graph:
 
     nodes: tuple[Node, ...]
     tensors: Mapping[int, TensorInfo]
-    storages: Mapping[int, Storage]
+    storages: Mapping[int, Allocation]
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -193,7 +193,7 @@ class _NodeRow:
     data_deps: tuple[Natural, ...]
     inputs: _Values
     outputs: _Values
-    phase: Phase
+    phase: StepPhase
     stream: Stream
     module: str
     is_view: bool
@@ -215,7 +215,7 @@ class _File:
 
     nodes: tuple[_NodeRow, ...]
     tensors: Mapping[str, _TensorRow]
-    storages: Mapping[str, Storage]
+    storages: Mapping[str, Allocation]
     notes: Mapping[str, str]
 
 
@@ -230,7 +230,7 @@ _FORMAT = Format(
 )
 
 
-def to_json(graph: Graph) -> dict[str, Any]:
+def graph_to_json(graph: Graph) -> dict[str, Any]:
     """Plain values. See [Note: execution graphs]."""
     nodes = tuple(
         _NodeRow(
@@ -264,9 +264,9 @@ def _values(graph: Graph, numbers: Sequence[int]) -> _Values:
     )
 
 
-def from_json(values: object, source: str = "") -> Graph:
-    """Build a `Graph` from what `to_json` made. Raises DamagedFileError: another schema
-    or version, or a wrong field."""
+def graph_from_json(values: object, source: str = "") -> Graph:
+    """Build a `Graph` from what `graph_to_json` made. Raises DamagedFileError: another
+    schema or version, or a wrong field."""
     file = _FORMAT.from_json(values, source)
     try:
         return _graph(file)
@@ -316,9 +316,9 @@ def _tensor(file: _File, number: int, shape: tuple[int, ...], kind: str) -> Tens
 def read_graph(path: str | Path) -> Graph:
     """Read a graph. Raises OSError: the file cannot be read; DamagedFileError: it is no
     execution graph of this version."""
-    return from_json(load_json(path, _FORMAT.what, _FORMAT.remedy), str(path))
+    return graph_from_json(load_json(path, _FORMAT.what, _FORMAT.remedy), str(path))
 
 
 def write_graph(path: str | Path, graph: Graph) -> None:
     """Write a graph, whole or not at all. Raises OSError: it cannot be written."""
-    write_json(path, to_json(graph))
+    write_json(path, graph_to_json(graph))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.overheads import HostCost, Phase, reach
+from ssdtrain.tools.foresight.overheads import HostOverheads, StepPhase, reach
 
 # Steps of the grid on which the profiler's costs are sought.
 GRID_STEPS = 41
@@ -51,10 +51,12 @@ class HostTable:
         ConfigError: a row lacks a field."""
         self._rows = [dict(row) for row in rows]
         self._correction = correction or Correction()
-        groups: dict[tuple[Phase, str], list[Mapping[str, Any]]] = {}
+        groups: dict[tuple[StepPhase, str], list[Mapping[str, Any]]] = {}
         try:
             for row in self._rows:
-                groups.setdefault((Phase(row["phase"]), row["name"]), []).append(row)
+                groups.setdefault((StepPhase(row["phase"]), row["name"]), []).append(
+                    row
+                )
             costs = {
                 key: _cost(group, self._correction) for key, group in groups.items()
             }
@@ -65,12 +67,12 @@ class HostTable:
             ) from error
         self._defaults = {
             phase: _mean_cost([c for (p, _), c in self._costs.items() if p is phase])
-            for phase in Phase
+            for phase in StepPhase
         }
 
-    def cost(self, phase: Phase, name: str) -> HostCost:
+    def cost(self, phase: StepPhase, name: str) -> HostOverheads:
         """Of one operator. Another phase's where only that one is known."""
-        for at in (phase, *(other for other in Phase if other is not phase)):
+        for at in (phase, *(other for other in StepPhase if other is not phase)):
             found = self._costs.get((at, name))
             if found is not None:
                 return found
@@ -78,7 +80,7 @@ class HostTable:
 
     def knows(self, name: str) -> bool:
         """Whether the operator was seen in any phase."""
-        return any((phase, name) in self._costs for phase in Phase)
+        return any((phase, name) in self._costs for phase in StepPhase)
 
     @property
     def view_us(self) -> float:
@@ -117,11 +119,11 @@ class HostTable:
 
 
 def _without_waits(
-    costs: Mapping[tuple[Phase, str], HostCost],
-) -> dict[tuple[Phase, str], HostCost]:
+    costs: Mapping[tuple[StepPhase, str], HostOverheads],
+) -> dict[tuple[StepPhase, str], HostOverheads]:
     """See [Note: waits inside operators]."""
     found = dict(costs)
-    for phase in Phase:
+    for phase in StepPhase:
         some = {k: c for k, c in costs.items() if k[0] is phase and c.num_launches}
         if len(some) < 4:
             continue
@@ -139,7 +141,7 @@ def _cut_off(values: Sequence[float]) -> list[float]:
     return [usual if value > most else value for value in values]
 
 
-def _cost(group: Sequence[Mapping[str, Any]], correction: Correction) -> HostCost:
+def _cost(group: Sequence[Mapping[str, Any]], correction: Correction) -> HostOverheads:
     def mean(name: str) -> float:
         known = [(row[name], row["count"]) for row in group if row[name] is not None]
         total = sum(count for _, count in known)
@@ -157,7 +159,7 @@ def _cost(group: Sequence[Mapping[str, Any]], correction: Correction) -> HostCos
     # What is left without the profiler's part; at least a third.
     less = max(1 / 3, 1.0 - inner / own) if own > 0.0 else 1.0
     less *= correction.share
-    return HostCost(
+    return HostOverheads(
         t1=max(0.0, mean("t1") - 2 * half) * correction.share,
         t2=mean("t2") * less,
         t3=mean("t3") * less,
@@ -167,18 +169,18 @@ def _cost(group: Sequence[Mapping[str, Any]], correction: Correction) -> HostCos
     )
 
 
-def _mean_cost(costs: Sequence[HostCost]) -> HostCost:
+def _mean_cost(costs: Sequence[HostOverheads]) -> HostOverheads:
     if not costs:
-        return HostCost(t1=4.0, t2=5.0, t3=2.0, t4=3.0, t5=2.0, num_launches=1)
+        return HostOverheads(t1=4.0, t2=5.0, t3=2.0, t4=3.0, t5=2.0, num_launches=1)
     names = ("t1", "t2", "t3", "t4", "t5")
     means = {name: sum(getattr(c, name) for c in costs) / len(costs) for name in names}
-    return HostCost(**means, num_launches=1)
+    return HostOverheads(**means, num_launches=1)
 
 
 def program_us(rows: Sequence[Mapping[str, Any]], table: HostTable) -> float:
     """Host time of the program that the rows are of."""
     return sum(
-        float(row["count"]) * table.cost(Phase(row["phase"]), row["name"]).total
+        float(row["count"]) * table.cost(StepPhase(row["phase"]), row["name"]).total
         for row in rows
     )
 

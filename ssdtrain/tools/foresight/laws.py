@@ -19,21 +19,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, Family
+from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, KernelFamily
 from ssdtrain.tools.foresight.features import LAYOUTS, alignment
 from ssdtrain.tools.foresight.forms import (
+    ClosedForm,
     Columns,
-    Form,
     Parameters,
     constants,
+    double_tensor,
     flags,
     in_waves,
     longer,
     moved_us,
-    numbers,
     sizes,
 )
-from ssdtrain.tools.foresight.spec import Spec
+from ssdtrain.tools.foresight.spec import DeviceSpec
 from ssdtrain.tools.foresight.traffic import FORMS
 
 Times = Sequence[tuple[Call, float]]
@@ -60,10 +60,10 @@ ALIGNED = 3.0
 
 # -- products -------------------------------------------------------------------------
 
-HEIGHTS = numbers([h for h, _ in TILES for _ in SPLITS])
-WIDTHS = numbers([w for _, w in TILES for _ in SPLITS])
-PARTS = numbers([s for _ in TILES for s in SPLITS])
-TILE = numbers([float(at) for at, _ in enumerate(TILES) for _ in SPLITS]).long()
+HEIGHTS = double_tensor([h for h, _ in TILES for _ in SPLITS])
+WIDTHS = double_tensor([w for _, w in TILES for _ in SPLITS])
+PARTS = double_tensor([s for _ in TILES for s in SPLITS])
+TILE = double_tensor([float(at) for at, _ in enumerate(TILES) for _ in SPLITS]).long()
 
 
 def _least_alignment(call: Call) -> float:
@@ -74,15 +74,15 @@ def _least_alignment(call: Call) -> float:
     return min(ALIGNED, *(alignment(size) for size in (first, second, s["n"])))
 
 
-def _product_columns(calls: Sequence[Call], spec: Spec) -> Columns:
+def _product_columns(calls: Sequence[Call], spec: DeviceSpec) -> Columns:
     found = {name: sizes(calls, name) for name in ("batch", "m", "n", "k")}
     rates = [spec.tflops.get(c.dtype, spec.tflops["fp32"]) for c in calls]
     return found | {
         "half": flags([ELEMENT_BYTES[call.dtype] < 4 for call in calls]).long(),
-        "size": numbers([ELEMENT_BYTES[call.dtype] for call in calls]),
-        "rate": numbers([rate * 1e6 / spec.num_sms for rate in rates]),
-        "alignment": numbers([_least_alignment(call) for call in calls]).long(),
-        "layout": numbers([LAYOUTS.index(call.variant) for call in calls]).long(),
+        "size": double_tensor([ELEMENT_BYTES[call.dtype] for call in calls]),
+        "rate": double_tensor([rate * 1e6 / spec.num_sms for rate in rates]),
+        "alignment": double_tensor([_least_alignment(call) for call in calls]).long(),
+        "layout": double_tensor([LAYOUTS.index(call.variant) for call in calls]).long(),
     }
 
 
@@ -103,7 +103,7 @@ def _product_start() -> Parameters:
     }
 
 
-def _product(x: Columns, p: Parameters, spec: Spec) -> Tensor:
+def _product(x: Columns, p: Parameters, spec: DeviceSpec) -> Tensor:
     half = x["half"]
 
     def own(name: str) -> Tensor:
@@ -134,24 +134,24 @@ def _product(x: Columns, p: Parameters, spec: Spec) -> Tensor:
 ATTENTION = ("batch", "heads", "queries", "keys", "head_dim", "causal", "dropout")
 
 
-def _attention_columns(calls: Sequence[Call], spec: Spec) -> Columns:
+def _attention_columns(calls: Sequence[Call], spec: DeviceSpec) -> Columns:
     found = {name: sizes(calls, name) for name in ATTENTION}
-    distance = (found["head_dim"][:, None] - numbers(HEAD_DIMS)).abs()
+    distance = (found["head_dim"][:, None] - double_tensor(HEAD_DIMS)).abs()
     rates = [spec.tflops.get(c.dtype, spec.tflops["fp32"]) for c in calls]
     return found | {
         "backward": flags([call.variant == "backward" for call in calls]).long(),
         "dim": distance.argmin(1),
-        "bytes": numbers([call.num_bytes for call in calls]),
-        "rate": numbers([rate * 1e6 / spec.num_sms for rate in rates]),
+        "bytes": double_tensor([call.num_bytes for call in calls]),
+        "rate": double_tensor([rate * 1e6 / spec.num_sms for rate in rates]),
     }
 
 
 def _attention_start() -> Parameters:
     """(2, ..): forward, backward."""
-    share = numbers([math.log(0.5), math.log(0.35)])[:, None]
+    share = double_tensor([math.log(0.5), math.log(0.35)])[:, None]
     return {
         "share": share.repeat(1, len(HEAD_DIMS)),
-        "start": numbers([1.0, 2.0]),
+        "start": double_tensor([1.0, 2.0]),
         "block": constants(2, 0.0),
         "pass": constants(2, -2.0),
         "memory": constants(2, 1.0),
@@ -160,7 +160,7 @@ def _attention_start() -> Parameters:
     }
 
 
-def _attention(x: Columns, p: Parameters, spec: Spec) -> Tensor:
+def _attention(x: Columns, p: Parameters, spec: DeviceSpec) -> Tensor:
     back = x["backward"]
     key_blocks = torch.ceil(x["keys"] / BLOCK)
     blocks = x["batch"] * x["heads"] * torch.ceil(x["queries"] / BLOCK)
@@ -194,7 +194,7 @@ def _group(call: Call) -> int:
     return 2 * backward + (call.sizes["channels"] < PATCH_CHANNELS)
 
 
-def _convolution_columns(calls: Sequence[Call], spec: Spec) -> Columns:
+def _convolution_columns(calls: Sequence[Call], spec: DeviceSpec) -> Columns:
     def log(name: str, usual: float) -> Tensor:
         return torch.log(sizes(calls, name) / usual)
 
@@ -202,10 +202,10 @@ def _convolution_columns(calls: Sequence[Call], spec: Spec) -> Columns:
     patch = flags([call.sizes["channels"] < PATCH_CHANNELS for call in calls])
     kernel = torch.log2(sizes(calls, "kernel"))
     return {
-        "group": numbers([_group(call) for call in calls]).long(),
+        "group": double_tensor([_group(call) for call in calls]).long(),
         "half": flags([ELEMENT_BYTES[call.dtype] < 4 for call in calls]).long(),
-        "flops": numbers([call.flops for call in calls]),
-        "bytes": numbers([call.num_bytes for call in calls]),
+        "flops": double_tensor([call.flops for call in calls]),
+        "bytes": double_tensor([call.num_bytes for call in calls]),
         "rows": log("batch", 1.0) + 2 * torch.log(side) - math.log(5000),
         "filters": log("filters", 300.0),
         "sum": log("channels", 600.0) + 2 * kernel * math.log(2),
@@ -224,7 +224,7 @@ def _convolution_start() -> Parameters:
     }
 
 
-def _convolution(x: Columns, p: Parameters, spec: Spec) -> Tensor:
+def _convolution(x: Columns, p: Parameters, spec: DeviceSpec) -> Tensor:
     group = x["group"]
     log_rate = p["rate"][group, x["half"]]
     for name in ("rows", "filters", "sum", "kernel", "strided"):
@@ -236,28 +236,32 @@ def _convolution(x: Columns, p: Parameters, spec: Spec) -> Tensor:
     return torch.log(torch.exp(p["start"][group]) + body)
 
 
-_FORMS: Mapping[Family, Form] = {
-    Family.PRODUCT: Form(_product_columns, _product_start, _product),
-    Family.ATTENTION: Form(_attention_columns, _attention_start, _attention),
-    Family.CONVOLUTION: Form(_convolution_columns, _convolution_start, _convolution),
+_FORMS: Mapping[KernelFamily, ClosedForm] = {
+    KernelFamily.PRODUCT: ClosedForm(_product_columns, _product_start, _product),
+    KernelFamily.ATTENTION: ClosedForm(
+        _attention_columns, _attention_start, _attention
+    ),
+    KernelFamily.CONVOLUTION: ClosedForm(
+        _convolution_columns, _convolution_start, _convolution
+    ),
     **FORMS,
 }
 FAMILIES = frozenset(_FORMS)
 """That have a closed form."""
 
 
-def least_times(family: Family) -> int:
+def least_times(family: KernelFamily) -> int:
     """Of a family, for its law. A fused update's few constants need few."""
-    return 27 if family is Family.OPTIMIZER else 60
+    return 27 if family is KernelFamily.OPTIMIZER else 60
 
 
-def first_law(family: Family) -> "Law":
+def first_law(family: KernelFamily) -> "Law":
     """A family's closed form before its constants are found."""
     with torch.device("cpu"):
         return Law(family, _FORMS[family].start())
 
 
-def law_us(law: "Law | None", calls: Sequence[Call], spec: Spec) -> list[float]:
+def law_us(law: "Law | None", calls: Sequence[Call], spec: DeviceSpec) -> list[float]:
     """Microseconds by a closed form, or by the roofline where there is none."""
     if law is None:
         return [spec.roofline_us(call) for call in calls]
@@ -268,10 +272,10 @@ def law_us(law: "Law | None", calls: Sequence[Call], spec: Spec) -> list[float]:
 class Law:
     """A family's closed form with its constants. See [Note: tiles and waves]."""
 
-    family: Family
+    family: KernelFamily
     parameters: Parameters
 
-    def log_us(self, calls: Sequence[Call], spec: Spec) -> list[float]:
+    def log_us(self, calls: Sequence[Call], spec: DeviceSpec) -> list[float]:
         """Logarithms of the calls' microseconds."""
         form = _FORMS[self.family]
         with torch.no_grad(), torch.device("cpu"):  # whatever the default device is
@@ -286,25 +290,29 @@ class Law:
         }
 
     @classmethod
-    def from_dict(cls, family: Family, values: Mapping[str, Sequence[float]]) -> "Law":
+    def from_dict(
+        cls, family: KernelFamily, values: Mapping[str, Sequence[float]]
+    ) -> "Law":
         """Build a `Law` from what `as_dict` made. Raises ValueError: the family has no
         closed form, or one of other constants."""
         start = first_law(family).parameters if family in FAMILIES else {}
         counts = {name: value.numel() for name, value in start.items()}
         if not start or counts != {name: len(value) for name, value in values.items()}:
             raise ValueError(f"expects the constants {counts} of {family.value}")
-        shaped = {n: numbers(values[n]).view(value.shape) for n, value in start.items()}
+        shaped = {
+            n: double_tensor(values[n]).view(value.shape) for n, value in start.items()
+        }
         return cls(family, shaped)
 
 
-def fit_law(family: Family, sets: Sequence[tuple[Times, Spec]]) -> Law:
+def fit_law(family: KernelFamily, sets: Sequence[tuple[Times, DeviceSpec]]) -> Law:
     """Find a family's constants on the times of one or several devices."""
     form = _FORMS[family]
     with torch.device("cpu"), torch.enable_grad():
         given = [
             (
                 form.columns([call for call, _ in times], spec),
-                torch.log(numbers([us for _, us in times])),
+                torch.log(double_tensor([us for _, us in times])),
                 spec,
             )
             for times, spec in sets

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.calibrate import Program
-from ssdtrain.tools.foresight.call import Call, Family
-from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.call import Call, KernelFamily
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.fit import (
     LEAST_TIMES,
     Times,
@@ -35,18 +35,18 @@ from ssdtrain.tools.foresight.fit import (
 from ssdtrain.tools.foresight.gather import gather, read_times
 from ssdtrain.tools.foresight.host import HostTable, fit_correction
 from ssdtrain.tools.foresight.lowering import NOTHING
-from ssdtrain.tools.foresight.overheads import summary
-from ssdtrain.tools.foresight.spec import Kind, Spec
+from ssdtrain.tools.foresight.overheads import operator_means
+from ssdtrain.tools.foresight.spec import DeviceSpec, Kind
 from ssdtrain.tools.foresight.tracing import Step, step_us, traced
 
 COUNTS = {
-    Family.PRODUCT: 400,
-    Family.MEMORY: 300,
-    Family.ATTENTION: 140,
-    Family.NORM: 100,
-    Family.LOOKUP: 90,
-    Family.OPTIMIZER: 30,
-    Family.CONVOLUTION: 60,
+    KernelFamily.PRODUCT: 400,
+    KernelFamily.MEMORY: 300,
+    KernelFamily.ATTENTION: 140,
+    KernelFamily.NORM: 100,
+    KernelFamily.LOOKUP: 90,
+    KernelFamily.OPTIMIZER: 30,
+    KernelFamily.CONVOLUTION: 60,
 }
 """Calls of a round; what a budget leaves over is split in these proportions."""
 ROUNDS = 10
@@ -64,17 +64,17 @@ def own_device(kind: Kind) -> torch.device:
     return torch.device(kind.value)
 
 
-def own_spec(kind: Kind, times: Times) -> Spec:
+def own_spec(kind: Kind, times: Times) -> DeviceSpec:
     """The machine's sizes, and as ceilings the highest rates that were measured. Raises
     ConfigError: without products in fp32 or element-wise operators no ceiling is known.
     `kind`: of the device; `times`: calls and their microseconds."""
     l2_bytes, num_sms, memory_bytes, name = _sizes(kind)
     tflops: dict[str, float] = {}
     for call, us in times:
-        if call.family is Family.PRODUCT:
+        if call.family is KernelFamily.PRODUCT:
             rate = call.flops / us / 1e6
             tflops[call.dtype] = max(tflops.get(call.dtype, 0.0), rate)
-    moved = [(c, us) for c, us in times if c.family is Family.MEMORY]
+    moved = [(c, us) for c, us in times if c.family is KernelFamily.MEMORY]
     moved.sort(key=lambda pair: pair[0].num_bytes)
     cold = [(c, us) for c, us in moved if c.num_bytes >= CACHES * l2_bytes]
     cold = cold or moved[-1 - len(moved) // 10 :]
@@ -83,7 +83,7 @@ def own_spec(kind: Kind, times: Times) -> Spec:
             "a machine's ceilings need times of fp32 products and of element-wise "
             f"operators, got {len(times)} times without; gather for longer."
         )
-    return Spec(
+    return DeviceSpec(
         name=name,
         kind=kind,
         num_sms=num_sms,
@@ -146,7 +146,7 @@ class _Dense(nn.Module):
         return x.square().mean()
 
 
-def programs(device: torch.device) -> list[Step]:
+def host_bound_steps(device: torch.device) -> list[Step]:
     """Training steps so small that the host's time is nearly all of them."""
     with device:
         ids = torch.randint(0, 64, (2, 16))
@@ -162,7 +162,7 @@ def programs(device: torch.device) -> list[Step]:
 def host_table(kind: Kind, steps: Sequence[Step]) -> HostTable:
     """Host times of the operators of some steps. See [Note: own machine]."""
     alone = [step_us(step) for step in steps]
-    rows = [summary(traced(step, 6)) for step in steps]
+    rows = [operator_means(traced(step, 6)) for step in steps]
     # A trace of six steps tells of six; a program is one.
     counted = [[{**row, "count": row["count"] / 6} for row in own] for own in rows]
     correction = fit_correction(list(zip(counted, alone, strict=True)))
@@ -188,13 +188,13 @@ def _is_bare(name: str) -> bool:
     return bool(aliases) and not any(alias.is_write for alias in aliases)
 
 
-def assemble(kind: Kind, times: Times, host: HostTable) -> Device:
+def assemble(kind: Kind, times: Times, host: HostTable) -> DeviceCosts:
     """A device of measured ceilings, a host, and forests where the times suffice."""
     spec = own_spec(kind, times)
-    by_family: dict[Family, list[tuple[Call, float]]] = {}
+    by_family: dict[KernelFamily, list[tuple[Call, float]]] = {}
     for call, us in times:
         by_family.setdefault(call.family, []).append((call, us))
-    device = Device(spec=spec, host=host)
+    device = DeviceCosts(spec=spec, host=host)
     for family, own in by_family.items():
         if len(own) >= LEAST_TIMES:
             device = fitted(device, family, own, score(own, spec)["gmae"])
@@ -202,13 +202,13 @@ def assemble(kind: Kind, times: Times, host: HostTable) -> Device:
 
 
 def fitted(
-    device: Device,
-    family: Family,
+    device: DeviceCosts,
+    family: KernelFamily,
     times: Times,
     error: float,
     *,
-    relatives: Sequence[tuple[Times, Spec]] = (),
-) -> Device:
+    relatives: Sequence[tuple[Times, DeviceSpec]] = (),
+) -> DeviceCosts:
     """The device with a family's model learned from these times. `relatives`: times on
     other devices, which join in."""
     law = fit_closed_form(times, device.spec, relatives=relatives)
@@ -222,11 +222,11 @@ def fitted(
     )
 
 
-def learn(kind: Kind, path: Path, *, seconds: float, seed: int = 0) -> Device:
+def learn(kind: Kind, path: Path, *, seconds: float, seed: int = 0) -> DeviceCosts:
     """Time kernels for `seconds` into `path`, or go on with it, then trace and fit.
     Raises ConfigError: no such device, no scikit-learn, or too few times."""
     device = own_device(kind)
     scikit_learn()  # missed now, and not behind a minute of timing
     counts = {family: ROUNDS * count for family, count in COUNTS.items()}
     gather(counts, path, device, seed=seed, budget_s=seconds)
-    return assemble(kind, read_times(path), host_table(kind, programs(device)))
+    return assemble(kind, read_times(path), host_table(kind, host_bound_steps(device)))

@@ -25,7 +25,7 @@ LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpy", "cudaMemset")
 RUNTIME = ("cuda_runtime", "cuda_driver")
 
 
-class Phase(str, Enum):
+class StepPhase(str, Enum):
     """Part of a training step."""
 
     FORWARD = "forward"
@@ -34,7 +34,7 @@ class Phase(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostCost:
+class HostOverheads:
     """Microseconds of one operator on the host, T1 to T5."""
 
     t1: float
@@ -53,11 +53,11 @@ class HostCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class TracedOperator:
     """One operator of a trace."""
 
     name: str
-    phase: Phase
+    phase: StepPhase
     t1: float | None
     t2: float
     t3: float
@@ -80,7 +80,7 @@ class _Span:
 
 def operators_of(
     events: Iterable[Mapping[str, Any]], composites: Collection[str]
-) -> list[Seen]:
+) -> list[TracedOperator]:
     """The operators of a Kineto trace (complete events, microseconds), in the order of
     their start; `composites` only call others."""
     threads: dict[Any, list[_Span]] = {}
@@ -95,7 +95,7 @@ def operators_of(
             threads.setdefault(event["tid"], []).append(span)
         elif event.get("name", "").startswith("Optimizer.step"):
             updates.append((start, start + length))
-    found: list[Seen] = []
+    found: list[TracedOperator] = []
     for spans in threads.values():
         found += _of_thread(spans, updates, composites)
     return sorted(found, key=lambda seen: seen.start_us)
@@ -105,8 +105,8 @@ def _of_thread(
     spans: list[_Span],
     updates: Sequence[tuple[float, float]],
     composites: Collection[str],
-) -> list[Seen]:
-    found: list[Seen] = []
+) -> list[TracedOperator]:
+    found: list[TracedOperator] = []
     last_end: float | None = None
     stack = [(root, False) for root in reversed(_nest(spans))]
     while stack:
@@ -117,9 +117,9 @@ def _of_thread(
         if not span.name.startswith("aten::") or span.name in composites:
             stack.extend((inner, backward) for inner in reversed(span.inside))
             continue
-        phase = Phase.BACKWARD if backward else Phase.FORWARD
+        phase = StepPhase.BACKWARD if backward else StepPhase.FORWARD
         if any(start <= span.start <= end for start, end in updates):
-            phase = Phase.UPDATE
+            phase = StepPhase.UPDATE
         gap = None if last_end is None else span.start - last_end
         if gap is not None and gap > LONGEST_GAP_US:
             gap = None
@@ -140,7 +140,7 @@ def _nest(spans: list[_Span]) -> list[_Span]:
     return roots
 
 
-def _seen(span: _Span, phase: Phase, gap: float | None) -> Seen:
+def _seen(span: _Span, phase: StepPhase, gap: float | None) -> TracedOperator:
     below = list(_below(span))
     calls = (span for span in below if span.category in RUNTIME)
     launches = [call for call in calls if call.name.startswith(LAUNCHES)]
@@ -152,7 +152,7 @@ def _seen(span: _Span, phase: Phase, gap: float | None) -> Seen:
         t4 = statistics.fmean(s.end - s.start for s in launches)
         gaps = [two.start - one.end for one, two in itertools.pairwise(launches)]
         t5 = statistics.fmean(gaps) if gaps else 0.0
-    return Seen(
+    return TracedOperator(
         name=span.name,
         phase=phase,
         t1=gap,
@@ -187,9 +187,9 @@ def trimmed_mean(values: Sequence[float]) -> float:
     return statistics.fmean(v for v in values if least <= v <= most)
 
 
-def summary(seen: Sequence[Seen]) -> list[dict[str, Any]]:
+def operator_means(seen: Sequence[TracedOperator]) -> list[dict[str, Any]]:
     """One row for each (phase, operator): means and counts."""
-    groups: dict[tuple[str, str], list[Seen]] = {}
+    groups: dict[tuple[str, str], list[TracedOperator]] = {}
     for one in seen:
         groups.setdefault((one.phase.value, one.name), []).append(one)
     rows = []

@@ -20,14 +20,14 @@ from ssdtrain.tools.foresight.call import ELEMENT_BYTES
 from ssdtrain.tools.foresight.collectives import Collective
 from ssdtrain.tools.foresight.graph import (
     CALLER,
+    Allocation,
     Graph,
     Node,
-    Storage,
     Stream,
     TensorInfo,
     relive,
 )
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
@@ -43,10 +43,10 @@ class Views(NamedTuple):
 
 
 # Measured on a CPU: host time of steps with and without `fully_shard`, over a view's.
-SHARDED_VIEWS: Mapping[Phase, Views] = {
-    Phase.FORWARD: Views(unit=87.0, weight=5.7),
-    Phase.BACKWARD: Views(unit=103.0, weight=9.3),
-    Phase.UPDATE: Views(unit=0.0, weight=5.3),
+SHARDED_VIEWS: Mapping[StepPhase, Views] = {
+    StepPhase.FORWARD: Views(unit=87.0, weight=5.7),
+    StepPhase.BACKWARD: Views(unit=103.0, weight=9.3),
+    StepPhase.UPDATE: Views(unit=0.0, weight=5.3),
 }
 COUNTED: Mapping[str, float] = {"host_views": 0.0}
 """Of what the host does for a gather: it is in `SHARDED_VIEWS` already."""
@@ -82,12 +82,12 @@ def gradients(graph: Graph) -> dict[int, int]:
     read = {
         graph.tensors[n].storage
         for node in graph.nodes
-        if node.phase is Phase.UPDATE
+        if node.phase is StepPhase.UPDATE
         for n in node.inputs
     }
     last: dict[int, int] = {}
     for index, node in enumerate(graph.nodes):
-        if node.phase is Phase.BACKWARD:
+        if node.phase is StepPhase.BACKWARD:
             for number in node.outputs:
                 storage = graph.tensors[number].storage
                 if storage in read and not graph.storages[storage].is_parameter:
@@ -124,7 +124,7 @@ def fully_sharded(graph: Graph, num_ranks: int, unit_of: Callable[[str], str]) -
         draft.gather(unit, unit.forward, unit.forward, num_ranks)
     again = [unit for unit in units if unit.name and unit.backward is not None]
     again.sort(key=lambda unit: unit.backward or 0)
-    first = next(i for i, n in enumerate(graph.nodes) if n.phase is Phase.BACKWARD)
+    first = next(i for i, n in enumerate(graph.nodes) if n.phase is StepPhase.BACKWARD)
     # After the gradient of the loss itself.
     starts = [first + 1, *(unit.backward or 0 for unit in again)]
     for unit, (ahead, use) in zip(again, pairwise(starts), strict=True):
@@ -138,10 +138,10 @@ def fully_sharded(graph: Graph, num_ranks: int, unit_of: Callable[[str], str]) -
     for name, owned in by_unit.items():
         draft.scatter(name, owned, last)
     for index, node in enumerate(graph.nodes):
-        if node.phase is Phase.UPDATE:
+        if node.phase is StepPhase.UPDATE:
             count = int(node.attr.get("tensors", 0))
             views = float(node.attr.get("host_views", 0.0))
-            views += SHARDED_VIEWS[Phase.UPDATE].weight * count
+            views += SHARDED_VIEWS[StepPhase.UPDATE].weight * count
             more = {"shards": num_ranks, "host_views": views}
             draft.changed[index] = replace(node, attr={**node.attr, **more})
     return draft.graph()
@@ -170,12 +170,12 @@ def _units(graph: Graph, unit_of: Callable[[str], str]) -> list[_Unit]:
             storage = graph.tensors[number].storage
             if not graph.storages[storage].is_parameter:
                 continue
-            if node.phase is Phase.FORWARD and storage not in unit_of_storage:
+            if node.phase is StepPhase.FORWARD and storage not in unit_of_storage:
                 name = unit_of_storage[storage] = unit_of(node.module)
                 unit = units.setdefault(name, _Unit(name, [], 0, index, None))
                 unit.weights.append(number)
                 unit.num_bytes += graph.storages[storage].num_bytes
-            elif node.phase is Phase.BACKWARD and storage in unit_of_storage:
+            elif node.phase is StepPhase.BACKWARD and storage in unit_of_storage:
                 unit = units[unit_of_storage[storage]]
                 if unit.backward is None:
                     unit.backward = index
@@ -186,7 +186,7 @@ def _updated(graph: Graph, last: dict[int, int]) -> list[tuple[int, int]]:
     """(storage of the weight, storage of its gradient) of every update."""
     found: list[tuple[int, int]] = []
     for node in graph.nodes:
-        if node.phase is not Phase.UPDATE:
+        if node.phase is not StepPhase.UPDATE:
             continue
         weight = CALLER
         for number in node.inputs:
@@ -229,7 +229,7 @@ class _Draft:
         """A tensor of its own; `lasts`: it is there before the step and after it."""
         storage, number = max(self._storages) + 1, max(self._tensors) + 1
         at = CALLER if lasts else 0
-        self._storages[storage] = Storage(num_bytes=num_bytes, born=at, dies=at)
+        self._storages[storage] = Allocation(num_bytes=num_bytes, born=at, dies=at)
         shape = (num_bytes // ELEMENT_BYTES[dtype],)
         self._tensors[number] = TensorInfo(
             shape=shape, dtype=dtype, stride=(1,), storage=storage
@@ -237,7 +237,12 @@ class _Draft:
         return number
 
     def _collective(
-        self, kind: Collective, phase: Phase, read: int, written: int, num_bytes: int
+        self,
+        kind: Collective,
+        phase: StepPhase,
+        read: int,
+        written: int,
+        num_bytes: int,
     ) -> Node:
         self._num_groups += 1
         attr = {"num_bytes": num_bytes, "collective": kind.value}
@@ -262,7 +267,7 @@ class _Draft:
             self._tensors[part] = replace(self._tensors[number], storage=own)
             into = Node(
                 name="aten::copy_",
-                phase=Phase.BACKWARD,
+                phase=StepPhase.BACKWARD,
                 inputs=(number,),
                 outputs=(part,),
             )
@@ -270,7 +275,7 @@ class _Draft:
             self.behind.setdefault(last[storage], []).append(into)
             back.append(replace(into, inputs=(part,), outputs=(number,)))
         kind = Collective.ALL_REDUCE
-        reduced = self._collective(kind, Phase.BACKWARD, bucket, bucket, size)
+        reduced = self._collective(kind, StepPhase.BACKWARD, bucket, bucket, size)
         self.behind[last[storages[-1]]].append(reduced)
         return back
 
@@ -310,14 +315,14 @@ class _Draft:
         packed = self._buffer(size, self._tensors[tensors[0]].dtype)
         pack = Node(
             name="fsdp::chunk_cat",
-            phase=Phase.BACKWARD,
+            phase=StepPhase.BACKWARD,
             inputs=tensors,
             outputs=(packed,),
             stream=COMM,
             attr=COUNTED,
         )
         kind = Collective.REDUCE_SCATTER
-        reduced = self._collective(kind, Phase.BACKWARD, packed, tensors[0], size)
+        reduced = self._collective(kind, StepPhase.BACKWARD, packed, tensors[0], size)
         reduced = replace(reduced, attr={**reduced.attr, **COUNTED})
         # The root's are reduced when all of backward has run.
         at = max(last.values()) if not name else max(last[s] for s in storages)

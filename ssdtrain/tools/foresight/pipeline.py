@@ -27,7 +27,7 @@ class Turn:
     """Of this rank: 0 to `num_chunks` - 1."""
 
 
-def schedule(
+def pipeline_schedule(
     rank: int, num_ranks: int, num_micro_batches: int, num_chunks: int = 1
 ) -> list[Turn]:
     """The order of forwards and backwards on one rank (Narayanan et al. 2021). Raises
@@ -79,7 +79,7 @@ def pipeline_tasks(
         )
     num_chunks = counts.pop()
     orders = [
-        schedule(rank, num_ranks, num_micro_batches, num_chunks)
+        pipeline_schedule(rank, num_ranks, num_micro_batches, num_chunks)
         for rank in range(num_ranks)
     ]
     ranks = []

@@ -12,12 +12,12 @@ runs its products faster: part of a wait is won back.
 
 from dataclasses import dataclass
 
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 
 LOWEST_CLOCK = 0.4
 BISECTIONS = 40
 # Families whose kernels follow the clock as far as they are bound by FLOPs.
-MULTIPLYING = (Family.PRODUCT, Family.ATTENTION, Family.CONVOLUTION)
+MULTIPLYING = (KernelFamily.PRODUCT, KernelFamily.ATTENTION, KernelFamily.CONVOLUTION)
 
 
 @dataclass(frozen=True, kw_only=True)

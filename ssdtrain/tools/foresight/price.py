@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ssdtrain.tools.foresight.call import Call, Family
-from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.call import Call, KernelFamily
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import Graph, Node, Stream, data_dependencies
 from ssdtrain.tools.foresight.lowering import lower
-from ssdtrain.tools.foresight.overheads import HostCost
+from ssdtrain.tools.foresight.overheads import HostOverheads
 from ssdtrain.tools.foresight.power import bound_us
-from ssdtrain.tools.foresight.simulate import Task, simulate
+from ssdtrain.tools.foresight.simulate import Task, simulate_ranks
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.foresight.wires import Wires
 
@@ -27,16 +27,16 @@ NUM_STEPS = 3
 MOVED = "num_bytes"
 """In the attributes of nodes that move bytes between ranks, or to and from a device."""
 NO_WIRES = Wires()
-NO_COST = HostCost(t1=0.0, t2=0.0, t3=0.0, t4=0.0, t5=0.0, num_launches=1)
+NO_COST = HostOverheads(t1=0.0, t2=0.0, t3=0.0, t4=0.0, t5=0.0, num_launches=1)
 
 
 @dataclass
-class Priced:
+class PricedRank:
     """The tasks of one rank, and where their time is."""
 
     tasks: list[Task]
     calls: list[tuple[Call, float]]
-    by_family_us: dict[Family, float] = field(default_factory=dict)
+    by_family_us: dict[KernelFamily, float] = field(default_factory=dict)
     generic: Counter[str] = field(default_factory=Counter)
     """Operators without a model of their own, by name."""
     unknown_host: int = 0
@@ -70,10 +70,10 @@ class _Cache:
             self._touched[storage] = self._passed
 
 
-def price(graph: Graph, device: Device, wires: Wires = NO_WIRES) -> Priced:
+def price(graph: Graph, device: DeviceCosts, wires: Wires = NO_WIRES) -> PricedRank:
     """Tasks of every node, in order, at the highest clock. Raises ConfigError: a node
     moves bytes on a link that `wires` lacks."""
-    priced = Priced(tasks=[], calls=[])
+    priced = PricedRank(tasks=[], calls=[])
     cache = _Cache(device.spec.l2_bytes)
     for index, (node, deps) in enumerate(
         zip(graph.nodes, data_dependencies(graph), strict=True)
@@ -88,7 +88,7 @@ def price(graph: Graph, device: Device, wires: Wires = NO_WIRES) -> Priced:
 
 
 def _compute(
-    graph: Graph, node: Node, device: Device, cache: _Cache, priced: Priced
+    graph: Graph, node: Node, device: DeviceCosts, cache: _Cache, priced: PricedRank
 ) -> float:
     lowered = lower(graph, node)
     if not lowered.calls:
@@ -99,7 +99,7 @@ def _compute(
     warm = cache.warm_bytes(read)
     total = 0.0
     for call in lowered.calls:
-        if call.family is not Family.LOOKUP and call.warm_bytes == 0.0:
+        if call.family is not KernelFamily.LOOKUP and call.warm_bytes == 0.0:
             call = replace(call, warm_bytes=min(warm, call.read_bytes))
         us = device.kernel_us(call)
         total += us
@@ -127,8 +127,8 @@ def _task(
     index: int,
     device_us: float,
     after: tuple[int, ...],
-    device: Device,
-    priced: Priced,
+    device: DeviceCosts,
+    priced: PricedRank,
 ) -> Task:
     # What computes may have an argument of such a name (a group of channels).
     linked = node.attr if MOVED in node.attr else {}
@@ -175,7 +175,7 @@ class StepEstimate:
     """Share of the highest clock that the power limit allows."""
     error: float
     """Expected relative error: of the families, weighed by time, as independent."""
-    by_family_us: Mapping[Family, float]
+    by_family_us: Mapping[KernelFamily, float]
     generic: Mapping[str, int]
     """Operators that are priced as copies of their bytes, by name."""
     unknown_host: int
@@ -192,7 +192,7 @@ class StepEstimate:
 
 
 def estimate_step(
-    graph: Graph, device: Device, wires: Wires = NO_WIRES
+    graph: Graph, device: DeviceCosts, wires: Wires = NO_WIRES
 ) -> StepEstimate:
     """The steady state of steps one after the other, on one rank. Raises ConfigError:
     a node moves bytes on a link that `wires` lacks."""
@@ -227,7 +227,7 @@ class Steady:
     """By how much the host is ahead of the device when a step starts."""
 
 
-def steady(priced: Priced, device: Device, wires: Wires = NO_WIRES) -> Steady:
+def steady(priced: PricedRank, device: DeviceCosts, wires: Wires = NO_WIRES) -> Steady:
     """Settle a step's clock, and run it among others; what ranks send is there."""
     tasks = priced.tasks = [replace(task, waits_for=()) for task in priced.tasks]
     step_us, clock = steady_us(tasks, wires=wires), 1.0
@@ -248,11 +248,11 @@ def _host_lead_us(tasks: Sequence[Task], wires: Wires) -> float:
     before = repeated(tasks, NUM_STEPS - 1)
     if not before:
         return 0.0
-    [rank] = simulate([before], wires.links, wires.collective_slowdown).ranks
+    [rank] = simulate_ranks([before], wires.links, wires.collective_slowdown).ranks
     return max(0.0, max(rank.ends_us) - rank.host_us)
 
 
-def slowed(priced: Priced, slower: float) -> list[Task]:
+def slowed(priced: PricedRank, slower: float) -> list[Task]:
     """The tasks at a clock that lengthens what it binds by the fraction `slower`."""
     total = sum(task.device_us for task in priced.tasks if _multiplies(task))
     share = min(1.0, priced.bound_us / total) if total else 0.0
@@ -291,7 +291,7 @@ def steady_us(*ranks: Sequence[Task], wires: Wires = NO_WIRES) -> float:
     if not any(ranks):
         return 0.0
     many = [repeated(tasks, NUM_STEPS) for tasks in ranks]
-    times = simulate(many, wires.links, wires.collective_slowdown).ranks
+    times = simulate_ranks(many, wires.links, wires.collective_slowdown).ranks
     ends = [
         max(
             max(rank.ends_us[: step * len(tasks)], default=0.0)

@@ -9,10 +9,10 @@ from enum import Enum
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import Collective, Network
-from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import CALLER, Graph, Stream
 from ssdtrain.tools.foresight.memory import estimate_peak
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.parallel import (
     data_parallel,
     fully_sharded,
@@ -22,13 +22,13 @@ from ssdtrain.tools.foresight.parallel import (
 )
 from ssdtrain.tools.foresight.pipeline import ChunkTimes, pipeline_tasks
 from ssdtrain.tools.foresight.price import (
-    Priced,
+    PricedRank,
     estimate_step,
     price,
     slowed,
     steady_us,
 )
-from ssdtrain.tools.foresight.simulate import Task, simulate
+from ssdtrain.tools.foresight.simulate import Task, simulate_ranks
 from ssdtrain.tools.foresight.wires import Wires
 
 GATHERED_UNITS = 2
@@ -47,7 +47,7 @@ class Spread(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class RankLayout:
     """Ranks, and what each of them has."""
 
     spread: Spread = Spread.DDP
@@ -83,7 +83,7 @@ class RanksEstimate:
 
 
 def estimate_ranks(
-    graph: Graph, device: Device, fabric: Network, layout: Layout
+    graph: Graph, device: DeviceCosts, fabric: Network, layout: RankLayout
 ) -> RanksEstimate:
     """The steady state of all ranks, at the clock that the power limit allows (a
     pipeline: the highest). `graph`: one rank's step, or a pipeline's whole model for
@@ -116,7 +116,7 @@ def sharded_peak(graph: Graph, num_ranks: int, context_bytes: int) -> int:
     updated = {
         graph.tensors[number].storage
         for node in graph.nodes
-        if node.phase is Phase.UPDATE
+        if node.phase is StepPhase.UPDATE
         for number in (*node.inputs, *node.outputs)
     }
     states = {s for s in updated if graph.storages[s].born == CALLER}
@@ -134,7 +134,7 @@ def sharded_peak(graph: Graph, num_ranks: int, context_bytes: int) -> int:
 
 
 def estimate_graphs(
-    graphs: Sequence[Graph], device: Device, wires: Wires
+    graphs: Sequence[Graph], device: DeviceCosts, wires: Wires
 ) -> RanksEstimate:
     """The steady state of ranks whose steps were captured, at their clocks. Raises
     ConfigError: a collective lacks a rank, or a receive its send."""
@@ -153,7 +153,7 @@ def _moved_us(tasks: Sequence[Task]) -> float:
 
 
 def _at_their_clocks(
-    ranks: Sequence[Priced], device: Device, wires: Wires
+    ranks: Sequence[PricedRank], device: DeviceCosts, wires: Wires
 ) -> list[Sequence[Task]]:
     """Every rank's tasks at the clock of the step that all of them take together."""
     tasks: list[Sequence[Task]] = [priced.tasks for priced in ranks]
@@ -177,19 +177,19 @@ def _slowed(tasks: Sequence[Task], factor: float) -> list[Task]:
 
 
 def _pipeline(
-    graph: Graph, tasks: Sequence[Task], fabric: Network, layout: Layout
+    graph: Graph, tasks: Sequence[Task], fabric: Network, layout: RankLayout
 ) -> RanksEstimate:
     """Layers shared evenly; each phase as long as its host or its device needs."""
-    length = dict.fromkeys(Phase, 0.0)
-    for phase in Phase:
+    length = dict.fromkeys(StepPhase, 0.0)
+    for phase in StepPhase:
         own = [t for t, n in zip(tasks, graph.nodes, strict=True) if n.phase is phase]
         host = sum(t.host_us + t.host_after_us for t in own)
         length[phase] = max(host, sum(t.device_us for t in own))
     parts = layout.num_ranks * layout.num_chunks
     even, late = (
         ChunkTimes(
-            forward_us=slower * length[Phase.FORWARD] / parts,
-            backward_us=slower * length[Phase.BACKWARD] / parts,
+            forward_us=slower * length[StepPhase.FORWARD] / parts,
+            backward_us=slower * length[StepPhase.BACKWARD] / parts,
         )
         for slower in (1.0, layout.slower)
     )
@@ -197,13 +197,13 @@ def _pipeline(
     chunks[-1] = [late] * layout.num_chunks
     passed = _passed_bytes(graph)
     send_us = fabric.microseconds(Collective.SEND, passed, layout.num_ranks)
-    tail_us = length[Phase.UPDATE] / layout.num_ranks
+    tail_us = length[StepPhase.UPDATE] / layout.num_ranks
     count = layout.num_micro_batches
     ranks = pipeline_tasks(chunks, count, send_us, tail_us)
-    whole = count * (length[Phase.FORWARD] + length[Phase.BACKWARD])
+    whole = count * (length[StepPhase.FORWARD] + length[StepPhase.BACKWARD])
     return RanksEstimate(
-        step_us=simulate(ranks).step_us,
-        alone_us=whole + length[Phase.UPDATE],
+        step_us=simulate_ranks(ranks).step_us,
+        alone_us=whole + length[StepPhase.UPDATE],
         communication_us=2 * send_us * count * layout.num_chunks,
     )
 
@@ -215,6 +215,6 @@ def _passed_bytes(graph: Graph) -> float:
         for storage in graph.storages.values()
         if storage.born != CALLER
         and not storage.is_parameter
-        and graph.nodes[storage.born].phase is Phase.FORWARD
+        and graph.nodes[storage.born].phase is StepPhase.FORWARD
     )
     return float(max(sizes, key=lambda size: (sizes[size], size), default=0))

@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.caveats import ASSUMED
-from ssdtrain.tools.foresight.graph import CALLER, Graph, Node, Storage, TensorInfo
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.graph import CALLER, Allocation, Graph, Node, TensorInfo
+from ssdtrain.tools.foresight.overheads import StepPhase
 
 DTYPES: dict[torch.dtype, str] = {
     **{torch.bfloat16: "bf16", torch.float16: "fp16"},
@@ -45,10 +45,10 @@ SYNCHRONOUS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::item")
 UPDATE_VIEWS = 1.4
 """What an optimizer's Python takes a tensor, in views' worth of host time (on a
 CPU)."""
-WRAPPED_VIEWS: Mapping[Phase, float] = {
-    Phase.FORWARD: 21.0,
-    Phase.BACKWARD: 10.1,
-    Phase.UPDATE: 6.2,
+WRAPPED_VIEWS: Mapping[StepPhase, float] = {
+    StepPhase.FORWARD: 21.0,
+    StepPhase.BACKWARD: 10.1,
+    StepPhase.UPDATE: 6.2,
 }
 """What the host does for an operator on DTensors, in the update for each tensor, in
 views' worth: host time with and without tensor parallelism (on a CPU)."""
@@ -106,7 +106,7 @@ class Recorder(TorchDispatchMode):
         self._is_quiet = self._ignores_detach = False
         self._num_wrapped = 0
         """Operators on DTensors (of lists: tensors) whose local ones come next."""
-        self.phase = Phase.FORWARD
+        self.phase = StepPhase.FORWARD
         self.num_assumed = 0
         """Answers that the host asked a tensor for, taken as yes."""
         self._model = model
@@ -218,7 +218,7 @@ class Recorder(TorchDispatchMode):
             views += WRAPPED_VIEWS[node.phase] * self._num_wrapped
             node = replace(node, attr={**node.attr, "host_views": views})
             self._num_wrapped = 0
-        if node.phase is Phase.BACKWARD and self._accumulates(node):
+        if node.phase is StepPhase.BACKWARD and self._accumulates(node):
             node = replace(node, name=IN_PLACE[node.name])
         self._nodes.append(node)
         if self._after_node is not None:
@@ -262,7 +262,7 @@ class Recorder(TorchDispatchMode):
         """Path of the module in whose forward the next operator runs."""
         return self._path[-1] if self._path else ""
 
-    def rephase(self, nodes: Sequence[int], phase: Phase) -> None:
+    def rephase(self, nodes: Sequence[int], phase: StepPhase) -> None:
         """Put operators into another phase than they were taken to be of."""
         for index in nodes:
             self._nodes[index] = replace(self._nodes[index], phase=phase)
@@ -315,7 +315,7 @@ class Recorder(TorchDispatchMode):
         for parameter in self._model.parameters():
             if parameter.grad is not None:
                 by_dtype.setdefault(DTYPES[parameter.dtype], []).append(parameter)
-        wrapped = WRAPPED_VIEWS[Phase.UPDATE]
+        wrapped = WRAPPED_VIEWS[StepPhase.UPDATE]
         for group in by_dtype.values():
             views = UPDATE_VIEWS * len(group)
             inputs: list[int] = []
@@ -335,7 +335,7 @@ class Recorder(TorchDispatchMode):
             attr = {"optimizer": optimizer, "tensors": len(group), "host_views": views}
             node = Node(
                 name=f"aten::_fused_{optimizer.partition('_')[0]}_",
-                phase=Phase.UPDATE,
+                phase=StepPhase.UPDATE,
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),
                 attr=attr,
@@ -353,7 +353,7 @@ class Recorder(TorchDispatchMode):
         }
         last = len(self._nodes) - 1
         storages = {
-            number: Storage(
+            number: Allocation(
                 num_bytes=size,
                 born=self._born.get(number, CALLER),
                 dies=self._dies.get(number, last if number in gradients else CALLER),

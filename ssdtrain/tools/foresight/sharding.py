@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight import calls
 from ssdtrain.tools.foresight.collectives import Collective, Network, all_to_all_bytes
-from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import Stream
 from ssdtrain.tools.foresight.reuse import distinct_share
-from ssdtrain.tools.foresight.simulate import Task, simulate
+from ssdtrain.tools.foresight.simulate import Task, simulate_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class EmbeddingTable:
     """One embedding table."""
 
     rows: int
@@ -40,7 +40,7 @@ Sharding = tuple[int, ...]
 """The rank of each table."""
 
 
-COSTS: Mapping[str, Callable[[Table], float]] = {
+COSTS: Mapping[str, Callable[[EmbeddingTable], float]] = {
     "size": lambda t: float(t.rows),
     "lookup": lambda t: t.lookups * t.width,
     "norm_lookup": lambda t: t.lookups / t.rows,
@@ -48,19 +48,23 @@ COSTS: Mapping[str, Callable[[Table], float]] = {
 }
 
 
-def naive(tables: Sequence[Table], num_ranks: int) -> Sharding:
+def naive(tables: Sequence[EmbeddingTable], num_ranks: int) -> Sharding:
     """By index."""
     return tuple(i % num_ranks for i in range(len(tables)))
 
 
-def drawn(tables: Sequence[Table], num_ranks: int, seed: int = 0) -> Sharding:
+def random_sharding(
+    tables: Sequence[EmbeddingTable], num_ranks: int, seed: int = 0
+) -> Sharding:
     """At random."""
     rng = random.Random(seed)
     return tuple(rng.randrange(num_ranks) for _ in tables)
 
 
 def greedy(
-    tables: Sequence[Table], num_ranks: int, cost: Callable[[Table], float]
+    tables: Sequence[EmbeddingTable],
+    num_ranks: int,
+    cost: Callable[[EmbeddingTable], float],
 ) -> Sharding:
     """The dearest table first, always to the rank with the least so far."""
     loads = [0.0] * num_ranks
@@ -73,12 +77,12 @@ def greedy(
 
 
 def candidates(
-    tables: Sequence[Table], num_ranks: int, seed: int = 0
+    tables: Sequence[EmbeddingTable], num_ranks: int, seed: int = 0
 ) -> dict[str, Sharding]:
     """Every rule's answer, by its name."""
     found = {
         "naive": naive(tables, num_ranks),
-        "random": drawn(tables, num_ranks, seed),
+        "random": random_sharding(tables, num_ranks, seed),
     }
     for name, cost in COSTS.items():
         found[name] = greedy(tables, num_ranks, cost)
@@ -89,7 +93,7 @@ def candidates(
 class Lookups:
     """Prices the embedding part of a step under a sharding."""
 
-    device: Device
+    device: DeviceCosts
     fabric: Network
     batch: int
     """Samples of a step, over all ranks."""
@@ -97,7 +101,7 @@ class Lookups:
     """Of the dense part, forward and backward, on every rank."""
 
     def step_us(
-        self, tables: Sequence[Table], sharding: Sharding, num_ranks: int
+        self, tables: Sequence[EmbeddingTable], sharding: Sharding, num_ranks: int
     ) -> float:
         """Predicted time: lookups, all-to-all, dense part, all-to-all, backward. Raises
         ConfigError: the sharding names a rank that there is not, or too few tables."""
@@ -117,9 +121,9 @@ class Lookups:
         for rank in range(num_ranks):
             own = [t for t, at in zip(tables, sharding, strict=True) if at == rank]
             ranks.append(self._tasks(own, moved))
-        return simulate(ranks).step_us
+        return simulate_ranks(ranks).step_us
 
-    def _tasks(self, own: Sequence[Table], moved_us: float) -> list[Task]:
+    def _tasks(self, own: Sequence[EmbeddingTable], moved_us: float) -> list[Task]:
         forward = sum(self.table_us(table, "lookup") for table in own)
         backward = sum(self.table_us(table, "scatter_add") for table in own)
         exchange = Task(
@@ -133,7 +137,7 @@ class Lookups:
             Task(name="update", device_us=backward, after=(3,)),
         ]
 
-    def table_us(self, table: Table, variant: str) -> float:
+    def table_us(self, table: EmbeddingTable, variant: str) -> float:
         """Of one table's rows, of the whole batch."""
         rows = max(1, round(self.batch * table.lookups))
         call = calls.lookup(

@@ -67,7 +67,7 @@ class RankTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTimes:
+class SimulatedStep:
     """A simulated step."""
 
     ranks: tuple[RankTimes, ...]
@@ -152,11 +152,11 @@ class _Runner:
         return max(start, self._queues[task.stream].free)
 
 
-def simulate(
+def simulate_ranks(
     ranks: Sequence[Sequence[Task]],
     links: Links | None = None,
     collective_slowdown: float = 0.0,
-) -> StepTimes:
+) -> SimulatedStep:
     """Run every rank's tasks, by [Note: tasks on queues]; `links`: how transfers hinder
     one another. Raises ConfigError: ranks wait in a circle, for a task that is not
     there or not earlier, or a time is no number of 0 or more."""
@@ -194,7 +194,7 @@ def simulate(
             moving += listening.pop(other.tasks[other.at - 1].signal, ())
         moving += together
     _check_done(states)
-    return StepTimes(ranks=tuple(state.close() for state in states))
+    return SimulatedStep(ranks=tuple(state.close() for state in states))
 
 
 def _check_tasks(tasks: Sequence[Task]) -> None:

@@ -23,7 +23,7 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spec:
+class DeviceSpec:
     """What a device's maker states, or what was measured of it."""
 
     name: str
@@ -54,7 +54,7 @@ class Spec:
         return max(self.compute_us(call), memory, LEAST_US)
 
 
-A100_PCIE = Spec(
+A100_PCIE = DeviceSpec(
     name="a100-pcie",
     num_sms=108,
     l2_bytes=40e6,
@@ -73,7 +73,7 @@ A100_SXM = replace(
     power_limit_watts=400.0,
     peer_gb_per_s=300.0,
 )
-H100 = Spec(
+H100 = DeviceSpec(
     name="h100",
     num_sms=132,
     l2_bytes=50e6,
@@ -85,7 +85,7 @@ H100 = Spec(
     peer_gb_per_s=450.0,
 )
 H200 = replace(H100, name="h200", memory_bytes=150.0e9, memory_gb_per_s=4800.0)
-B200 = Spec(
+B200 = DeviceSpec(
     name="b200",
     num_sms=148,
     l2_bytes=126e6,
@@ -96,13 +96,13 @@ B200 = Spec(
     host_gb_per_s=55.0,
     peer_gb_per_s=900.0,
 )
-SPECS: Mapping[str, Spec] = {
+SPECS: Mapping[str, DeviceSpec] = {
     spec.name: spec for spec in (A100_PCIE, A100_SXM, H100, H200, B200)
 }
 """The data sheets that everyone reads: `plan`, `project`, `rok` and `foresight`."""
 
 
-def links_of(spec: Spec) -> Links:
+def links_of(spec: DeviceSpec) -> Links:
     """The host link of a data sheet, for machines whose own were not measured. Raises
     ConfigError: the data sheet does not name it."""
     if spec.host_gb_per_s is None:

@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import Collective
 from ssdtrain.tools.foresight.graph import Graph, Node, Stream
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.recorder import UPDATE_VIEWS, Noted, Recorder, local
 
 NUM_WARM = 2
@@ -121,21 +121,21 @@ class _Phases:
             stack.callback(register_optimizer_step_post_hook(end).remove)
             yield
 
-    def present(self) -> Phase:
+    def present(self) -> StepPhase:
         """The phase of what runs now."""
         if torch._C._current_graph_task_id() != -1:
             self._is_behind = True
             if self._perhaps:
-                self.recorder.rephase(self._perhaps, Phase.FORWARD)
+                self.recorder.rephase(self._perhaps, StepPhase.FORWARD)
                 self._perhaps = []
-            return Phase.BACKWARD
+            return StepPhase.BACKWARD
         if self._is_updating:
-            return Phase.UPDATE
+            return StepPhase.UPDATE
         outside = not torch.is_grad_enabled() and not self.recorder.module
         if self._is_behind and outside:
             self._perhaps.append(self.recorder.num_nodes)
-            return Phase.UPDATE
-        return Phase.FORWARD
+            return StepPhase.UPDATE
+        return StepPhase.FORWARD
 
 
 class Collectives:
@@ -208,7 +208,7 @@ class _Amender:
                 noted = noted._replace(read=())
             node = replace(node, stream=Stream.COMMUNICATION)
             return noted._replace(node=node, may_view=False)
-        if node.name.startswith("aten::_fused_") and node.phase is Phase.UPDATE:
+        if node.name.startswith("aten::_fused_") and node.phase is StepPhase.UPDATE:
             tensors = len(arguments[0][0])
             views = {"tensors": tensors, "host_views": UPDATE_VIEWS * tensors}
             return noted._replace(node=replace(node, attr={**node.attr, **views}))

@@ -13,14 +13,14 @@ PERIOD_MS = 50
 BURST_REPEATS = 4
 
 
-class Watch:
+class PowerSampler:
     """Samples clock and power next to the work; empty where there is no nvidia-smi."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, list[float]]] = []
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "PowerSampler":
         command = ["nvidia-smi", f"--query-gpu={QUERY}", f"--loop-ms={PERIOD_MS}"]
         command += ["--format=csv,noheader,nounits", f"--id={_present()}"]
         try:
@@ -64,7 +64,7 @@ def _present() -> str:
     return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
-def product(size: int, seconds: float) -> dict[str, Any]:
+def measure_product(size: int, seconds: float) -> dict[str, Any]:
     """A square bf16 product: a burst after a pause against `seconds` of them."""
     a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)

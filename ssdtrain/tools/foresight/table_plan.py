@@ -9,7 +9,7 @@ from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Format, Natural, Unfit
-from ssdtrain.tools.foresight.sharding import Sharding, Table
+from ssdtrain.tools.foresight.sharding import EmbeddingTable, Sharding
 
 TABLE_WISE, DENSE, REPLICATE = "table_wise", "dense", "Replicate()"
 
@@ -81,7 +81,7 @@ class TablePlan:
 
 def table_plan(
     rule: str,
-    tables: Sequence[Table],
+    tables: Sequence[EmbeddingTable],
     sharding: Sharding,
     num_ranks: int,
     device: str = "cuda",
@@ -89,7 +89,7 @@ def table_plan(
     """Return the plan that puts every table whole on its rank; a CPU's ranks share
     one."""
 
-    def placed(table: Table, rank: int) -> PlacedTable:
+    def placed(table: EmbeddingTable, rank: int) -> PlacedTable:
         where = f"{device}:{rank}" if device != "cpu" else device
         shard = Shard(
             shard_offsets=(0, 0),

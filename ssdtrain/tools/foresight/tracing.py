@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ssdtrain.tools.foresight.overheads import Seen, operators_of
+from ssdtrain.tools.foresight.overheads import TracedOperator, operators_of
 
 Step = Callable[[], Any]
 
@@ -28,7 +28,7 @@ def composites() -> frozenset[str]:
     return frozenset(names - {name.partition(".")[0] for name in plain})
 
 
-def traced(step: Step, num_steps: int = 2) -> list[Seen]:
+def traced(step: Step, num_steps: int = 2) -> list[TracedOperator]:
     """The operators of `num_steps` profiled steps, shapes included."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():

@@ -19,22 +19,22 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, Family
+from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, KernelFamily
 from ssdtrain.tools.foresight.calls import LOOKUPS, OPTIMIZERS
 from ssdtrain.tools.foresight.features import MEMORY, NORMS
 from ssdtrain.tools.foresight.forms import (
+    ClosedForm,
     Columns,
-    Form,
     Parameters,
     cached,
     constants,
+    double_tensor,
     flags,
     longer,
     moved_us,
-    numbers,
     sizes,
 )
-from ssdtrain.tools.foresight.spec import Spec
+from ssdtrain.tools.foresight.spec import DeviceSpec
 
 L2_TB_PER_S = 6.0
 VECTOR = 4
@@ -55,11 +55,13 @@ UPDATES = tuple(sorted(OPTIMIZERS))
 
 def _common(calls: Sequence[Call], variants: Sequence[str]) -> Columns:
     return {
-        "variant": numbers([variants.index(call.variant) for call in calls]).long(),
+        "variant": double_tensor(
+            [variants.index(call.variant) for call in calls]
+        ).long(),
         "half": flags([ELEMENT_BYTES[call.dtype] < 4 for call in calls]).long(),
-        "read": numbers([call.read_bytes - call.warm_bytes for call in calls]),
-        "warm": numbers([call.warm_bytes for call in calls]),
-        "written": numbers([call.written_bytes for call in calls]),
+        "read": double_tensor([call.read_bytes - call.warm_bytes for call in calls]),
+        "warm": double_tensor([call.warm_bytes for call in calls]),
+        "written": double_tensor([call.written_bytes for call in calls]),
     }
 
 
@@ -75,7 +77,7 @@ def _constants(count: int) -> dict[str, Tensor]:
     }
 
 
-def _traffic_us(x: Columns, p: Parameters, spec: Spec) -> Tensor:
+def _traffic_us(x: Columns, p: Parameters, spec: DeviceSpec) -> Tensor:
     """Of memory and cache."""
     variant, again = x["variant"], x["warm"] + x["written"]
     inside = cached(x["read"] + again, p["room"], p["edge"], spec)
@@ -87,7 +89,7 @@ def _traffic_us(x: Columns, p: Parameters, spec: Spec) -> Tensor:
 # -- element-wise operators and reductions --------------------------------------------
 
 
-def _memory_columns(calls: Sequence[Call], spec: Spec) -> Columns:
+def _memory_columns(calls: Sequence[Call], spec: DeviceSpec) -> Columns:
     count = sizes(calls, "rows") * sizes(calls, "columns")
     return {**_common(calls, MEMORY), "elements": count}
 
@@ -97,7 +99,7 @@ def _memory_start() -> Parameters:
     return {**_constants(count), "element": constants(count, math.log(1e-7))}
 
 
-def _memory(x: Columns, p: Parameters, spec: Spec) -> Tensor:
+def _memory(x: Columns, p: Parameters, spec: DeviceSpec) -> Tensor:
     variant = x["variant"]
     arithmetic = torch.exp(p["element"][variant]) * x["elements"]
     body = longer(_traffic_us(x, p, spec), arithmetic)
@@ -107,7 +109,7 @@ def _memory(x: Columns, p: Parameters, spec: Spec) -> Tensor:
 # -- normalizations -------------------------------------------------------------------
 
 
-def _norm_columns(calls: Sequence[Call], spec: Spec) -> Columns:
+def _norm_columns(calls: Sequence[Call], spec: DeviceSpec) -> Columns:
     rows, columns = sizes(calls, "rows"), sizes(calls, "columns")
     summed = flags([call.variant in SUMMED for call in calls])
     return {
@@ -133,7 +135,7 @@ def _norm_start() -> Parameters:
     }
 
 
-def _norm(x: Columns, p: Parameters, spec: Spec) -> Tensor:
+def _norm(x: Columns, p: Parameters, spec: DeviceSpec) -> Tensor:
     variant = x["variant"]
     element = p["element"][variant, x["half"]] + p["short"][variant] * x["short"]
     row = torch.exp(p["row"][variant]) + x["columns"] * torch.exp(element)
@@ -151,10 +153,10 @@ SORTED, SERIAL = LOOKUPS.index("lookup_backward"), len(LOOKUPS)
 """Ways of the same variant; the serial one is as if it were another variant."""
 
 
-def _lookup_columns(calls: Sequence[Call], spec: Spec) -> Columns:
+def _lookup_columns(calls: Sequence[Call], spec: DeviceSpec) -> Columns:
     common = dict(_common(calls, LOOKUPS))
     rows, columns = sizes(calls, "rows"), sizes(calls, "columns")
-    size = numbers([float(ELEMENT_BYTES[call.dtype]) for call in calls])
+    size = double_tensor([float(ELEMENT_BYTES[call.dtype]) for call in calls])
     makes_table = (common["variant"] == SORTED).double()
     table = makes_table * sizes(calls, "table_rows") * columns * size
     few = (common["variant"] == SORTED) & (rows <= FEW_ROWS)
@@ -174,8 +176,8 @@ def _lookup_start() -> Parameters:
     count = len(LOOKUPS) + 1
     return {
         **_constants(count),
-        "start": numbers([0.8, 4.5, 0.9, 1.2]),
-        "row": numbers([math.log(us) for us in (6e-4, 1e-3, 5e-4, 0.02)]),
+        "start": double_tensor([0.8, 4.5, 0.9, 1.2]),
+        "row": double_tensor([math.log(us) for us in (6e-4, 1e-3, 5e-4, 0.02)]),
         "element": constants(count, math.log(5e-6), 2),
         "odd": constants(count, 0.2),
         "again": constants(count, 0.0),
@@ -183,7 +185,7 @@ def _lookup_start() -> Parameters:
     }
 
 
-def _lookup(x: Columns, p: Parameters, spec: Spec) -> Tensor:
+def _lookup(x: Columns, p: Parameters, spec: DeviceSpec) -> Tensor:
     variant = x["variant"]
     rows = torch.exp(p["row"][variant]) * x["rows"]
     # Additions at the same place wait for one another.
@@ -197,7 +199,7 @@ def _lookup(x: Columns, p: Parameters, spec: Spec) -> Tensor:
 # -- optimizers -----------------------------------------------------------------------
 
 
-def _optimizer_columns(calls: Sequence[Call], spec: Spec) -> Columns:
+def _optimizer_columns(calls: Sequence[Call], spec: DeviceSpec) -> Columns:
     launches = []
     for call in calls:
         tensors, elements = call.sizes["tensors"], call.sizes["elements"]
@@ -207,7 +209,7 @@ def _optimizer_columns(calls: Sequence[Call], spec: Spec) -> Columns:
     each = sizes(calls, "elements") / sizes(calls, "tensors")
     return {
         **_common(calls, UPDATES),
-        "launches": numbers(launches),
+        "launches": double_tensor(launches),
         "chunk": torch.clamp(each, max=float(CHUNK)),
     }
 
@@ -223,7 +225,7 @@ def _optimizer_start() -> Parameters:
     }
 
 
-def _optimizer(x: Columns, p: Parameters, spec: Spec) -> Tensor:
+def _optimizer(x: Columns, p: Parameters, spec: DeviceSpec) -> Tensor:
     variant, launches = x["variant"], x["launches"]
     share = p["memory"][variant] + p["half"][variant] * x["half"]
     moved = moved_us((x["read"] + x["written"]) / launches, share, spec)
@@ -232,9 +234,11 @@ def _optimizer(x: Columns, p: Parameters, spec: Spec) -> Tensor:
     return torch.log(torch.exp(p["start"][variant]) + launches * one)
 
 
-FORMS: Mapping[Family, Form] = {
-    Family.MEMORY: Form(_memory_columns, _memory_start, _memory),
-    Family.NORM: Form(_norm_columns, _norm_start, _norm),
-    Family.LOOKUP: Form(_lookup_columns, _lookup_start, _lookup),
-    Family.OPTIMIZER: Form(_optimizer_columns, _optimizer_start, _optimizer),
+FORMS: Mapping[KernelFamily, ClosedForm] = {
+    KernelFamily.MEMORY: ClosedForm(_memory_columns, _memory_start, _memory),
+    KernelFamily.NORM: ClosedForm(_norm_columns, _norm_start, _norm),
+    KernelFamily.LOOKUP: ClosedForm(_lookup_columns, _lookup_start, _lookup),
+    KernelFamily.OPTIMIZER: ClosedForm(
+        _optimizer_columns, _optimizer_start, _optimizer
+    ),
 }

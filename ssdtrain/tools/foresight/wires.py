@@ -13,7 +13,7 @@ from ssdtrain.tools.foresight.collectives import (
     straight_fabric,
 )
 from ssdtrain.tools.foresight.graph import Node, Stream
-from ssdtrain.tools.foresight.spec import Spec
+from ssdtrain.tools.foresight.spec import DeviceSpec
 
 # What a collective's first byte takes, where no curve was measured.
 STARTUP_US = 20.0
@@ -69,7 +69,7 @@ class Wires:
         return curve
 
 
-def fabric_of(spec: Spec) -> Fabric:
+def fabric_of(spec: DeviceSpec) -> Fabric:
     """Measured curves of a device's links to others, as far as they are shipped; else
     its data sheet. Raises ConfigError: neither is known."""
     if spec.peer_gb_per_s is None:

@@ -131,7 +131,7 @@ def _judge_autoload(software: Software) -> Finding:
             "Lightning and what is built on them.",
         )
     try:
-        switch.parse(software.asked)
+        switch.parse_settings(software.asked)
     except ConfigError as error:
         return AUTOLOAD.problem(str(error), "correct it, or unset SSDTRAIN.")
     said = f"SSDTRAIN={software.asked!r}"

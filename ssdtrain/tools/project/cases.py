@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.project.model import Case, Sharding, Throughput
-from ssdtrain.tools.project.tables import GB, GPUS, MODELS, TERA, GpuSheet, Model, find
+from ssdtrain.tools.project.tables import (
+    GB,
+    GPUS,
+    MODELS,
+    TERA,
+    GpuSheet,
+    TransformerShape,
+    find_row,
+)
 
 GIB = 1 << 30
 
@@ -70,16 +78,16 @@ def cases(which: CaseSet, gpu: GpuSheet | None = None) -> tuple[Case, ...]:
         CaseSet.TABLE_5_4: table_5_4,
         CaseSet.TABLE_5_5: table_5_5,
     }
-    return makers[which](gpu or find(GPUS, "a100-pcie", "GPU"))
+    return makers[which](gpu or find_row(GPUS, "a100-pcie", "GPU"))
 
 
 def figure_5_10(gpu: GpuSheet) -> tuple[Case, ...]:
     """Return six ZeRO-3 and six PTD-P systems."""
-    scale = gpu.tflops / find(GPUS, "a100-pcie", "GPU").tflops
+    scale = gpu.tflops / find_row(GPUS, "a100-pcie", "GPU").tflops
     zero3 = [
         Case(
             name=f"{gpus} ZeRO3 {model[4:].upper()}",
-            model=find(MODELS, model, "model"),
+            model=find_row(MODELS, model, "model"),
             gpu=gpu,
             gpus=gpus,
             sharding=Sharding.ZERO3,
@@ -93,7 +101,7 @@ def figure_5_10(gpu: GpuSheet) -> tuple[Case, ...]:
     ptd = [
         Case(
             name=f"{gpus} Megatron {model[4:].upper()}",
-            model=find(MODELS, model, "model"),
+            model=find_row(MODELS, model, "model"),
             gpu=gpu,
             gpus=gpus,
             tensor=8,
@@ -110,9 +118,9 @@ def figure_5_10(gpu: GpuSheet) -> tuple[Case, ...]:
     return (*zero3, *ptd)
 
 
-def bert(hidden: int, layers: int) -> Model:
+def bert(hidden: int, layers: int) -> TransformerShape:
     """Return the evaluation's BERT: heads of 128, sequence 1024."""
-    return Model(
+    return TransformerShape(
         name=f"bert-h{hidden}-l{layers}",
         layers=layers,
         hidden=hidden,
@@ -133,7 +141,7 @@ def implied_tflops(measured: MeasuredCase) -> float:
 
 def table_5_4(gpu: GpuSheet) -> tuple[Case, ...]:
     """Return the three measured BERTs, at the throughput their figures imply."""
-    scale = gpu.tflops / find(GPUS, "a100-pcie", "GPU").tflops
+    scale = gpu.tflops / find_row(GPUS, "a100-pcie", "GPU").tflops
     return tuple(
         Case(
             name=f"H{row.hidden} L{row.layers}",

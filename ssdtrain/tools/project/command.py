@@ -13,12 +13,19 @@ from ssdtrain.tools.project.cases import CaseSet, cases, parse_set
 from ssdtrain.tools.project.endurance import cost_of_drives, fewest, wear
 from ssdtrain.tools.project.model import Case, Sharding, Throughput, project
 from ssdtrain.tools.project.render import (
-    Row,
+    CaseRow,
     cost_table,
     plot_projection,
     projection_table,
 )
-from ssdtrain.tools.project.tables import GPUS, MODELS, SSDS, GpuSheet, Model, find
+from ssdtrain.tools.project.tables import (
+    GPUS,
+    MODELS,
+    SSDS,
+    GpuSheet,
+    TransformerShape,
+    find_row,
+)
 
 EXAMPLES = """examples:
   ssdtrain project                                    the systems of Figure 5.10
@@ -107,13 +114,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(args: argparse.Namespace, assume: Assumptions) -> list[Row]:
-    ssd = find(SSDS, args.ssd, "SSD")
+def _rows(args: argparse.Namespace, assume: Assumptions) -> list[CaseRow]:
+    ssd = find_row(SSDS, args.ssd, "SSD")
     rows = []
     for case in _cases(args):
         found = project(case, assume)
         drives = wear(found, ssd, args.ssds, assume)
-        row = Row(found=found, drives=drives)
+        row = CaseRow(found=found, drives=drives)
         if args.cost:
             row = replace(
                 row,
@@ -125,7 +132,7 @@ def _rows(args: argparse.Namespace, assume: Assumptions) -> list[Row]:
 
 
 def _cases(args: argparse.Namespace) -> tuple[Case, ...]:
-    gpu = find(GPUS, args.gpu or "a100-pcie", "GPU")
+    gpu = find_row(GPUS, args.gpu or "a100-pcie", "GPU")
     if args.gpu_price is not None:
         gpu = replace(gpu, price_usd=args.gpu_price)
     own = args.model is not None or args.hidden is not None
@@ -175,20 +182,20 @@ def _own_case(args: argparse.Namespace, gpu: GpuSheet) -> Case:
     )
 
 
-def _model(args: argparse.Namespace) -> Model:
+def _model(args: argparse.Namespace) -> TransformerShape:
     if args.model is not None:
         if args.hidden or args.layers or args.heads:
             raise ConfigError("--model and --hidden, --layers, --heads exclude another")
-        model = find(MODELS, args.model, "model")
+        model = find_row(MODELS, args.model, "model")
         return replace(model, sequence=args.sequence) if args.sequence else model
     if args.layers is None:
         raise ConfigError("a model of your own expects --hidden and --layers")
-    return Model(
+    return TransformerShape(
         name=f"h{args.hidden}-l{args.layers}",
         layers=args.layers,
         hidden=args.hidden,
         heads=args.heads or max(1, args.hidden // 128),
-        sequence=args.sequence or Model.sequence,
+        sequence=args.sequence or TransformerShape.sequence,
     )
 
 

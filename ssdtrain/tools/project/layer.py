@@ -6,7 +6,7 @@ term; the first 10 of its 34 s b h bytes are divided only under sequence paralle
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ssdtrain.tools.project.tables import Model
+from ssdtrain.tools.project.tables import TransformerShape
 
 HALF = 2
 SINGLE = 4
@@ -37,7 +37,9 @@ class Operator(NamedTuple):
     num_bytes: float
 
 
-def saved_bytes(model: Model, split: Split, dropout_mask_bytes: float = 1.0) -> float:
+def saved_bytes(
+    model: TransformerShape, split: Split, dropout_mask_bytes: float = 1.0
+) -> float:
     """Return the bytes one layer saves for backward on one GPU."""
     tokens = split.micro_batch * model.sequence
     wide = tokens * model.hidden / split.outer
@@ -62,7 +64,7 @@ def saved_bytes(model: Model, split: Split, dropout_mask_bytes: float = 1.0) -> 
     return sum(size for _, size in tensors)
 
 
-def operators(model: Model, split: Split) -> tuple[Operator, ...]:
+def operators(model: TransformerShape, split: Split) -> tuple[Operator, ...]:
     """Forward operators of one layer on one GPU. Products count 2 m n k; attention
     counts both in full, as Megatron-LM does (a causal kernel does half of it)."""
     tokens = split.micro_batch * model.sequence
@@ -90,7 +92,7 @@ def operators(model: Model, split: Split) -> tuple[Operator, ...]:
     return tuple(Operator(*cost) for cost in costs)
 
 
-def reduced_bytes(model: Model, split: Split) -> float:
+def reduced_bytes(model: TransformerShape, split: Split) -> float:
     """Return the bytes a GPU sends in a layer's forward for tensor parallelism: two
     ring all-reduces (or gather and scatter) of the hidden state."""
     state = HALF * split.micro_batch * model.sequence * model.hidden

@@ -14,7 +14,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.tools.project.assumptions import Assumptions
 from ssdtrain.tools.project.bubble import bubble_over_ideal, layers_in_flight
 from ssdtrain.tools.project.layer import Split, operators, reduced_bytes, saved_bytes
-from ssdtrain.tools.project.tables import GB, TERA, GpuSheet, Model
+from ssdtrain.tools.project.tables import GB, TERA, GpuSheet, TransformerShape
 
 
 class Sharding(str, Enum):
@@ -41,7 +41,7 @@ class Case:
     """A model on a cluster."""
 
     name: str
-    model: Model
+    model: TransformerShape
     gpu: GpuSheet
     gpus: int
     tensor: int = 1

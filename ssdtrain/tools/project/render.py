@@ -18,7 +18,7 @@ LONG_YEARS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CaseRow:
     """One case with everything computed for it; cost and need when asked for."""
 
     found: Projection
@@ -42,7 +42,7 @@ class Row:
         return values
 
 
-def projection_table(rows: Sequence[Row]) -> "Table":
+def projection_table(rows: Sequence[CaseRow]) -> "Table":
     """Step, activations, bandwidth, lifespan, micro-batch: one line a case."""
     drives = rows[0].drives
     heads = (
@@ -79,7 +79,7 @@ def years_text(years: float) -> str:
     return f"{years:.1f}" if years >= 1.0 else f"{years:.2g}"
 
 
-def cost_table(rows: Sequence[Row], years: float) -> "Table":
+def cost_table(rows: Sequence[CaseRow], years: float) -> "Table":
     """Drives against the GPU, and the fewest drives of each kind."""
     cells = []
     for row in rows:
@@ -115,7 +115,7 @@ def _cheapest(needs: Sequence[Need]) -> str:
     return f"{need.count} {need.ssd.name} for {need.price_usd:,.0f} ({reason})"
 
 
-def plot_projection(rows: Sequence[Row], path: str) -> None:
+def plot_projection(rows: Sequence[CaseRow], path: str) -> None:
     """Lifespan, write bandwidth and in-flight activations, as in Figure 5.10. Raises
     ImportError: matplotlib is not installed; OSError: the file cannot be written."""
     from matplotlib.figure import Figure

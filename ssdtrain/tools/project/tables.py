@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.spec import A100_PCIE, A100_SXM, B200, H100, H200, Spec
+from ssdtrain.tools.foresight.spec import (
+    A100_PCIE,
+    A100_SXM,
+    B200,
+    H100,
+    H200,
+    DeviceSpec,
+)
 
 GB = 1e9
 PB = 1e15
@@ -18,7 +25,7 @@ class GpuSheet:
     """A GPU's data sheet, and what it costs."""
 
     name: str
-    spec: Spec
+    spec: DeviceSpec
     """Rates and nominal memory; a card holds about 7 % more than that in GB of 1e9,
     which is left to the CUDA context and to fragmentation."""
     price_usd: float | None
@@ -78,7 +85,7 @@ class Ssd:
 
 
 @dataclass(frozen=True)
-class Model:
+class TransformerShape:
     """A decoder- or encoder-only transformer."""
 
     name: str
@@ -128,17 +135,17 @@ SSDS = (
     Ssd("980-pro", 1.0, 0.6, 150.0, 2.0, 20, "128L TLC", _980_PRO),
 )
 MODELS = (
-    Model("gpt-22b", 48, 6144, 64),
-    Model("gpt-175b", 96, 12288, 96),
-    Model("gpt-530b", 105, 20480, 128),
-    Model("gpt-1t", 128, 25600, 160),
+    TransformerShape("gpt-22b", 48, 6144, 64),
+    TransformerShape("gpt-175b", 96, 12288, 96),
+    TransformerShape("gpt-530b", 105, 20480, 128),
+    TransformerShape("gpt-1t", 128, 25600, 160),
 )
 
 
-Row = TypeVar("Row", GpuSheet, Ssd, Model)
+Row = TypeVar("Row", GpuSheet, Ssd, TransformerShape)
 
 
-def find(table: Iterable[Row], name: str, what: str) -> Row:
+def find_row(table: Iterable[Row], name: str, what: str) -> Row:
     """Return the row of that name. Raises ConfigError, with the names there are."""
     rows = {row.name: row for row in table}
     if name not in rows:

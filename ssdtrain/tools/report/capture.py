@@ -9,7 +9,7 @@ from ssdtrain.plan.profile import Phase, Profile
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.cluster import DEFAULT, cluster_of
 from ssdtrain.tools.foresight.collectives import Collective
-from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.ranks import GATHERED_UNITS
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.foresight.spec import links_of
@@ -80,10 +80,10 @@ class Captured:
     """By region call, what selective checkpointing stores."""
 
 
-def capture(
+def captured_step(
     question: Question,
     shape: Shape | None,
-    device: Device,
+    device: DeviceCosts,
     size: int,
     *,
     keeps_gradients: bool = False,
@@ -122,7 +122,7 @@ def capture(
 
 
 def _estimated(
-    question: Question, subject: Subject, device: Device, keeps_gradients: bool
+    question: Question, subject: Subject, device: DeviceCosts, keeps_gradients: bool
 ) -> Estimated:
     with torch.device("meta"):
         return estimate(
@@ -143,7 +143,7 @@ def _captured(
     question: Question,
     subject: Subject,
     made: Estimated,
-    device: Device,
+    device: DeviceCosts,
     keeps_gradients: bool,
 ) -> Captured:
     """Count what is there before the step."""
@@ -164,7 +164,7 @@ def _captured(
 
 
 def _sharded(
-    question: Question, found: Captured, subject: Subject, device: Device
+    question: Question, found: Captured, subject: Subject, device: DeviceCosts
 ) -> Captured:
     """Return one rank's share under FSDP2, with whole layers and collectives next
     to."""

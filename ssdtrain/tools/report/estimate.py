@@ -16,19 +16,19 @@ from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.profile import (
     ESTIMATED,
+    AttentionPart,
     HostCost,
     HostCosts,
     Item,
     Mark,
-    Part,
     Phase,
     Profile,
     RegionRun,
 )
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.capture import record
-from ssdtrain.tools.foresight.caveats import left_out, parts_of
-from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.caveats import caveats_of, left_out
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.price import price, steady
 from ssdtrain.tools.foresight.recorder import STATES, Recorder
@@ -67,7 +67,7 @@ def estimate(
     model: nn.Module,
     forward: Callable[[], Any],
     links: Links,
-    device: Device,
+    device: DeviceCosts,
     *,
     min_bytes: int = 1 << 20,
     optimizer: str | None = None,
@@ -99,7 +99,7 @@ def estimate(
             "is worth moving; give more --tokens or a larger --micro-batch, or to "
             "plan and rok a lower --min-bytes."
         )
-    graph = recorder.graph({**notes, **parts_of(model, forward)})
+    graph = recorder.graph({**notes, **caveats_of(model, forward)})
     priced = price(graph, device)
     found = steady(priced, device)
     by = f"kernel models of {device.spec.name}, {priced.generic.total()} operators"
@@ -407,14 +407,14 @@ class _Saved:
 
     def _parts(
         self, number: int, device_ms: Callable[[int, int], float]
-    ) -> tuple[Part, ...]:
+    ) -> tuple[AttentionPart, ...]:
         """Return the attentions inside a call."""
         made: dict[int, list[int]] = {}
         for at, kept in enumerate(self.items):
             if kept.item.region == number and kept.source in self._attentions:
                 made.setdefault(kept.source, []).append(at)
         return tuple(
-            Part(items=tuple(own), ms=device_ms(source, source + 1))
+            AttentionPart(items=tuple(own), ms=device_ms(source, source + 1))
             for source, own in made.items()
         )
 

@@ -11,13 +11,13 @@ from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import Run, keep_all, simulate
+from ssdtrain.plan.simulate import Simulation, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import again_moving, num_read
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
-from ssdtrain.tools.report.capture import Captured, Question, capture
+from ssdtrain.tools.report.capture import Captured, Question, captured_step
 from ssdtrain.tools.report.selective import selective
 
 SEARCH_MARKS = 400_000
@@ -42,7 +42,7 @@ SELECTIVE, OURS = "selective", "ssdtrain"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class TrainingMode:
     """One way to train."""
 
     name: str
@@ -67,7 +67,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class FitReport:
     """What `ssdtrain fits` prints. Bytes are of one GPU."""
 
     question: Question
@@ -83,7 +83,7 @@ class Answer:
     """Of the device."""
     usable_bytes: int
     """Of these: the rest stays free, as in ssdtrain's plans."""
-    ways: tuple[Way, ...]
+    ways: tuple[TrainingMode, ...]
     longest: dict[str, int]
     """The largest `Question.size` that fits, by way; empty: it does not matter."""
     traffic: Traffic | None
@@ -100,12 +100,12 @@ class Answer:
         plain = self.way(PLAIN)
         return plain is not None and self.host_wait_ms > HOST_SHARE * plain.step_ms
 
-    def way(self, name: str) -> Way | None:
+    def way(self, name: str) -> TrainingMode | None:
         """Return a row of the table; None: it is not there."""
         return next((way for way in self.ways if way.name == name), None)
 
 
-def fits(question: Question) -> Answer:
+def fits(question: Question) -> FitReport:
     """Answer the question. Raises ConfigError: the model or the device is not known, or
     weights, gradients and optimizer alone are more than the device holds."""
     device = load_device(question.gpu)
@@ -113,7 +113,7 @@ def fits(question: Question) -> Answer:
     shape = None
     if not question.is_own:
         shape = shape_of(question.model, question.train, question.loss)
-    captured = capture(question, shape, device, question.size)
+    captured = captured_step(question, shape, device, question.size)
     usable = int((1 - DEVICE_RESERVE) * capacity)
     states = captured.profile.base_bytes
     if captured.weights + captured.gradients + captured.optimizer > usable:
@@ -122,7 +122,7 @@ def fits(question: Question) -> Answer:
     peaks = {name: peak for name, (_, peak) in ways.items()}
     tokens = 0 if question.is_own else question.gpus * question.tokens
     rows = tuple(
-        Way(
+        TrainingMode(
             name=name,
             step_ms=ms,
             tokens_per_s=tokens / ms * 1e3,
@@ -134,7 +134,7 @@ def fits(question: Question) -> Answer:
     longest = _longest(question, shape, captured, usable)
     if longest and peaks[OURS] <= usable:  # the plan needs less than the fixed ones
         longest[OURS] = max(longest[OURS], question.size)
-    answer = Answer(
+    answer = FitReport(
         question=question,
         tokens=question.tokens,
         weight_bytes=captured.weights,
@@ -194,7 +194,7 @@ def priced_ways(captured: Captured) -> dict[str, tuple[float, int]]:
 
 def _host_wait_ms(profile: Profile) -> float:
     timeline = Timeline(profile)
-    return Run(timeline, keep_all(timeline)).run().host_wait_ms
+    return Simulation(timeline, keep_all(timeline)).run().host_wait_ms
 
 
 def _ways(
@@ -270,7 +270,9 @@ def _longest(
     if shape is not None:
         sizes = (size // WIDER, size, WIDER * size)
     peaks = {
-        one: _peaks(captured if one == size else capture(question, shape, device, one))
+        one: _peaks(
+            captured if one == size else captured_step(question, shape, device, one)
+        )
         for one in sizes
     }
     if peaks[sizes[0]] == peaks[sizes[-1]]:  # the user's function does not look at it
@@ -288,7 +290,7 @@ def _longest(
         if farthest <= largest:
             break
         farther = min(farthest, FARTHER * largest)
-        peaks[farther] = _peaks(capture(question, shape, device, farther))
+        peaks[farther] = _peaks(captured_step(question, shape, device, farther))
     found = {name: most_of(name) for name in names}
     if shape is None:
         return found
@@ -305,7 +307,7 @@ def _most(peaks: dict[int, int], capacity: int) -> int:
     return max(0, int(low + (capacity - peaks[low]) / slope))
 
 
-def _sentence(answer: Answer) -> str:
+def _sentence(answer: FitReport) -> str:
     """Return what to do, in one sentence."""
     ours, plain = answer.way(OURS), answer.way(PLAIN)
     again = answer.way(CHECKPOINTING)

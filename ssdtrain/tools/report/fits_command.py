@@ -11,7 +11,7 @@ from ssdtrain.tools.arguments import count_argument, show
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.report.build_public import Loss, Train
 from ssdtrain.tools.report.capture import OPTIMIZER, Question
-from ssdtrain.tools.report.fits import CONTEXT, PLAIN, Answer, fits
+from ssdtrain.tools.report.fits import CONTEXT, PLAIN, FitReport, fits
 from ssdtrain.tools.report.public_models import PUBLIC
 
 EXAMPLES = f"""examples:
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def fits_lines(answer: Answer) -> list[str]:
+def fits_lines(answer: FitReport) -> list[str]:
     """Return the answer as one screen of text."""
     asked = answer.question
     spread = f"{asked.gpus} x " if asked.gpus > 1 else ""
@@ -146,7 +146,7 @@ def fits_lines(answer: Answer) -> list[str]:
     return [*found, "", *_advice(answer)]
 
 
-def _advice(answer: Answer) -> list[str]:
+def _advice(answer: FitReport) -> list[str]:
     found = [answer.sentence]
     asked, plain = answer.question, answer.way(PLAIN)
     traffic = answer.traffic

@@ -16,16 +16,16 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import load_as
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.arguments import count_argument, positive_argument, show
-from ssdtrain.tools.foresight.autocast import Autocast
+from ssdtrain.tools.foresight.autocast import AutocastEmulation
 from ssdtrain.tools.foresight.calibrate import family_scales, host_scale, measured_power
-from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.call import KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.caveats import explained, left_out
 from ssdtrain.tools.foresight.cluster import EXAMPLE, cluster_of
 from ssdtrain.tools.foresight.collectives import Network, load_fabric
 from ssdtrain.tools.foresight.device import (
     DEFAULT_DEVICE,
-    Device,
+    DeviceCosts,
     load_device,
     shipped,
     write_device,
@@ -35,17 +35,17 @@ from ssdtrain.tools.foresight.gather import gather, read_times
 from ssdtrain.tools.foresight.graph import Graph, Stream, read_graph, write_graph
 from ssdtrain.tools.foresight.learn import fitted, learn, own_device
 from ssdtrain.tools.foresight.memory import estimate_peak
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.price import StepEstimate, estimate_step
 from ssdtrain.tools.foresight.ranks import (
-    Layout,
+    RankLayout,
     Spread,
     estimate_graphs,
     estimate_ranks,
 )
 from ssdtrain.tools.foresight.recorder import STATES
+from ssdtrain.tools.foresight.sharding import EmbeddingTable as EmbeddingTable
 from ssdtrain.tools.foresight.sharding import Lookups, candidates
-from ssdtrain.tools.foresight.sharding import Table as EmbeddingTable
 from ssdtrain.tools.foresight.spec import Kind, links_of
 from ssdtrain.tools.foresight.steps import capture_step
 from ssdtrain.tools.foresight.table_plan import TABLE_PLAN_FILE, table_plan
@@ -127,7 +127,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whose kernels are timed: this machine's GPU (default, if any) or CPU",
     )
     add("--seed", type=int, default=0, help="of the random design")
-    add("--family", choices=[family.value for family in Family], help="only this one")
+    add(
+        "--family",
+        choices=[family.value for family in KernelFamily],
+        help="only this one",
+    )
     add("--json", action="store_true", help="print JSON, no tables")
 
 
@@ -146,7 +150,7 @@ def _needed(args: argparse.Namespace, *names: str) -> None:
 def _graph(args: argparse.Namespace, on: Kind = Kind.CUDA) -> Graph:
     _needed(args, "model")
     build = build_of(args.model, args.sequence)
-    with torch.device("meta"), Autocast(on).noted():
+    with torch.device("meta"), AutocastEmulation(on).noted():
         subject = build(args.micro_batch)
         notes = {"model": args.model, "micro_batch": str(args.micro_batch)}
         return capture(
@@ -203,7 +207,7 @@ def _predict(args: argparse.Namespace) -> None:
     if len(graphs) > 1:
         ranks = estimate_graphs(graphs, device, wires)
     elif args.ranks > 1:
-        layout = Layout(
+        layout = RankLayout(
             spread=Spread(args.spread),
             num_ranks=args.ranks,
             slower=args.slower,
@@ -238,7 +242,7 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _has_update(graph: Graph) -> bool:
-    return any(node.phase is Phase.UPDATE for node in graph.nodes)
+    return any(node.phase is StepPhase.UPDATE for node in graph.nodes)
 
 
 def _not_in_it(args: argparse.Namespace, graph: Graph) -> list[str]:
@@ -251,7 +255,7 @@ def _not_in_it(args: argparse.Namespace, graph: Graph) -> list[str]:
     return [f"Left out: {line}" for line in lines]
 
 
-def _wires(args: argparse.Namespace, device: Device, graphs: list[Graph]) -> Wires:
+def _wires(args: argparse.Namespace, device: DeviceCosts, graphs: list[Graph]) -> Wires:
     """Links for what captured graphs move."""
     streams = {node.stream for graph in graphs for node in graph.nodes}
     between = Stream.COMMUNICATION in streams
@@ -297,7 +301,7 @@ def _shard(args: argparse.Namespace) -> None:
         TABLE_PLAN_FILE.write(args.save, plan)
 
 
-def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
+def _print(device: DeviceCosts, step: StepEstimate, peak_bytes: int) -> None:
     total = max(1.0, sum(step.by_family_us.values()))
     rows = [
         (
@@ -332,7 +336,7 @@ def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
 
 def _gather(args: argparse.Namespace) -> None:
     _needed(args, "times")
-    families = [Family(args.family)] if args.family else list(Family)
+    families = [KernelFamily(args.family)] if args.family else list(KernelFamily)
     given = dict.fromkeys(families, COUNT), Path(args.times), own_device(Kind(args.on))
     number = gather(*given, seed=args.seed, budget_s=args.seconds)
     print(f"{number} kernels timed, in {args.times}")
@@ -355,7 +359,7 @@ def _learn(args: argparse.Namespace) -> None:
     print(f"written to {args.save}")
 
 
-def scaled_here(device: Device, seconds: float, seed: int) -> Device:
+def scaled_here(device: DeviceCosts, seconds: float, seed: int) -> DeviceCosts:
     """Return the device, scaled to this machine."""
     with tempfile.TemporaryDirectory(prefix="ssdtrain-") as directory:
         path = Path(directory) / "times.jsonl"
@@ -382,7 +386,7 @@ def _calibrate(args: argparse.Namespace) -> None:
 def _fit(args: argparse.Namespace) -> None:
     _needed(args, "times", "save")
     device = load_device(args.device)
-    by_family: dict[Family, list[Any]] = {}
+    by_family: dict[KernelFamily, list[Any]] = {}
     for call, us in read_times(Path(args.times)):
         by_family.setdefault(call.family, []).append((call, us))
     for family, times in by_family.items():

@@ -26,10 +26,10 @@ from ssdtrain.tools.report.pictures import (
 from ssdtrain.tools.report.table import (
     WITH,
     WITHOUT,
-    Row,
+    TableRow,
     caption,
     figures,
-    rows,
+    result_rows,
     steps_of,
 )
 
@@ -51,7 +51,7 @@ svg { max-width: 100%; height: auto; }
 """
 
 
-class Run(NamedTuple):
+class RunFiles(NamedTuple):
     """What a run directory holds, as plain values."""
 
     path: Path
@@ -82,7 +82,7 @@ def runs_of(path: Path) -> list[Path]:
     return sorted(found, key=lambda each: (len(each.name), each.name)) or [path]
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunFiles:
     """Read a run directory. ConfigError: no finished run, or a damaged file."""
     if not (path / RESULT).is_file():
         if (path / "run.json").is_file():
@@ -108,7 +108,7 @@ def read_run(path: Path) -> Run:
         plan = _optional(PLAN_FILE.read, path / "plan.json")
     except DamagedFileError as error:
         raise ConfigError(str(error)) from error
-    return Run(
+    return RunFiles(
         path=path,
         result=result,
         record=record,
@@ -133,7 +133,7 @@ def _json(path: Path) -> Any:
         raise ConfigError(f"{path} is damaged ({error})") from error
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[RunFiles]) -> str:
     """Write the page of one run, or of several next to one another."""
     title = " and ".join(run.name for run in runs)
     parts = [f"<h1>{escaped(title)}</h1>"]
@@ -151,7 +151,7 @@ def page(runs: Sequence[Run]) -> str:
     )
 
 
-def _sections(run: Run) -> list[str]:
+def _sections(run: RunFiles) -> list[str]:
     parts = [_head(run)]
     if "legs" not in run.result:  # a graph trainer's own figures
         body = "".join(_line(row.name, row.with_) for row in figures(run.result))
@@ -174,7 +174,7 @@ def _sections(run: Run) -> list[str]:
     return [*parts, _details(run)]
 
 
-def _head(run: Run) -> str:
+def _head(run: RunFiles) -> str:
     record, result = run.record, run.result
     versions = ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items())
     facts = {
@@ -206,7 +206,7 @@ def _table(result: Mapping[str, Any]) -> str:
     kind = "good" if all(verdict.values()) else "bad"
     body = "".join(
         _line(name, without, with_, note=f"<td>{escaped(note)}</td>")
-        for name, without, with_, note in rows(result)
+        for name, without, with_, note in result_rows(result)
     )
     head = f"<tr><th></th><th>{WITHOUT}</th><th>{WITH}</th><th></th></tr>"
     told = escaped(caption(result))
@@ -214,7 +214,7 @@ def _table(result: Mapping[str, Any]) -> str:
     return f"<table id='figures'>{head}{body}</table>{summary}"
 
 
-def _comparison(runs: Sequence[Run]) -> str:
+def _comparison(runs: Sequence[RunFiles]) -> str:
     """Return every run's `with` column side by side; a zero tells why it is one."""
     columns = [
         {row.name: _with_reason(row) for row in figures(run.result)} for run in runs
@@ -232,12 +232,12 @@ def _line(name: str, *numbers: str, note: str = "") -> str:
     return f"<tr><td>{escaped(name)}</td>{cells}{note}</tr>"
 
 
-def _with_reason(row: Row) -> str:
+def _with_reason(row: TableRow) -> str:
     is_zero = row.note and row.with_ == bytes_text(0)
     return f"{row.with_} ({row.note})" if is_zero else row.with_
 
 
-def _changed(runs: Sequence[Run]) -> str:
+def _changed(runs: Sequence[RunFiles]) -> str:
     own = [set(run.config.splitlines()) for run in runs]
     shared = set.intersection(*own)
     lines = []
@@ -247,7 +247,7 @@ def _changed(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def _memory(run: Run) -> str:
+def _memory(run: RunFiles) -> str:
     picture = run.recorded
     where = f"step {picture.get('step', '?')} (the last), rank {picture.get('rank', 0)}"
     title = f"Memory over {where}: {run.result.get('peak_of', '')}"
@@ -255,7 +255,7 @@ def _memory(run: Run) -> str:
     return figure(title, lines, TIME, "MB")
 
 
-def _losses(runs: Sequence[Run]) -> str:
+def _losses(runs: Sequence[RunFiles]) -> str:
     several = len(runs) > 1
     lines = [
         Line(f"{run.name}, {leg}" if several else leg, points)
@@ -266,7 +266,7 @@ def _losses(runs: Sequence[Run]) -> str:
     return figure("Loss by step", lines, "step", "loss", from_zero=False)
 
 
-def _epochs(run: Run) -> list[str]:
+def _epochs(run: RunFiles) -> list[str]:
     """Return a graph trainer's losses and times, a line a seed."""
     return [
         figure("Loss by epoch", _by_seed(run, "loss"), "epoch", "loss"),
@@ -275,7 +275,7 @@ def _epochs(run: Run) -> list[str]:
     ]
 
 
-def _by_seed(run: Run, key: str) -> list[Line]:
+def _by_seed(run: RunFiles, key: str) -> list[Line]:
     found: dict[str, list[tuple[float, float]]] = {}
     for line in run.metrics:
         if "epoch" in line and isinstance(line.get(key), int | float):
@@ -284,12 +284,12 @@ def _by_seed(run: Run, key: str) -> list[Line]:
     return [Line(name, points) for name, points in found.items()]
 
 
-def _steps(run: Run) -> str:
+def _steps(run: RunFiles) -> str:
     lines = [Line(leg, points) for leg, points in _by_leg(run, "step_ms").items()]
     return figure("Time of each step, first rank", lines, "step", "ms")
 
 
-def _waiting(run: Run) -> str:
+def _waiting(run: RunFiles) -> str:
     """Return where the device waited, and what rebuilding took."""
     waits = {"stalled for a transfer": "stall_ms", "rebuilding": "recompute_ms"}
     lines = [
@@ -301,7 +301,7 @@ def _waiting(run: Run) -> str:
     return figure(title, lines, "step", "ms") if lines else ""
 
 
-def _trace(run: Run) -> str:
+def _trace(run: RunFiles) -> str:
     """Return the last recorded step of the first rank, in rows; with `plan="auto"` that
     is the observed one."""
     events = [e for e in run.trace if e.get("ph") == "X" and e["pid"] == 0]
@@ -342,7 +342,7 @@ def _frontier(profile: Profile, plan: Plan | None) -> str:
     )
 
 
-def _phases(run: Run) -> str:
+def _phases(run: RunFiles) -> str:
     """Return which steps were observed, or searched for a plan."""
     phases = {
         line["step"] + 1: line.get("phase")
@@ -373,7 +373,7 @@ def _steps_text(steps: Sequence[int]) -> str:
     return f"step {told[0]} was" if len(steps) == 1 else f"steps {', '.join(told)} were"
 
 
-def _stalls(run: Run) -> str:
+def _stalls(run: RunFiles) -> str:
     """Return where the device waits under the plan, by the plan and by measurement, and
     where each module's tensors rest."""
     profile, plan = run.profile, run.plan
@@ -397,7 +397,7 @@ def _stalls(run: Run) -> str:
     )
 
 
-def _measured_waits(run: Run) -> str:
+def _measured_waits(run: RunFiles) -> str:
     """Return what the steps under the plan waited for transfers."""
     found = [
         line["stall_ms"]
@@ -423,7 +423,7 @@ def _grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return f"<table><tr>{names}</tr>{body}</table>"
 
 
-def _by_leg(run: Run, key: str) -> dict[str, list[tuple[float, float]]]:
+def _by_leg(run: RunFiles, key: str) -> dict[str, list[tuple[float, float]]]:
     """Return (step from 1, value) by leg; of a repeated step the last value."""
     found: dict[str, dict[int, float]] = {}
     for line in run.metrics:
@@ -432,7 +432,7 @@ def _by_leg(run: Run, key: str) -> dict[str, list[tuple[float, float]]]:
     return {leg: sorted(values.items()) for leg, values in found.items()}
 
 
-def _details(run: Run) -> str:
+def _details(run: RunFiles) -> str:
     config = f"<details><summary>config.yaml</summary><pre>{escaped(run.config)}</pre>"
     values = json.dumps(run.result, indent=1)
     result = f"<details><summary>result.json</summary><pre>{escaped(values)}</pre>"

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page. Raises ConfigError: no such run, or it has not finished."""
-    paths = [find(name) for name in args.runs]
+    paths = [_find(name) for name in args.runs]
     with Progress(1) as progress:
         progress.part("searching the frontiers")
         text = page([read_run(run) for path in paths for run in runs_of(path)])
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def find(name: str) -> Path:
+def _find(name: str) -> Path:
     """Return the directory of a run, links resolved: a page names the run, not the
     link. Raises ConfigError: there is none."""
     for path in (Path(name).expanduser(), RUNS / name):

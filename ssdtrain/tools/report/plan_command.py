@@ -24,7 +24,7 @@ from ssdtrain.tools.arguments import (
     show,
     size_argument,
 )
-from ssdtrain.tools.foresight.device import DEFAULT_DEVICE, Device, load_device
+from ssdtrain.tools.foresight.device import DEFAULT_DEVICE, DeviceCosts, load_device
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.machine.links import LINK_FILE, LinkKind
@@ -143,7 +143,7 @@ def read_link_curves(path: str) -> Links:
     )
 
 
-def chosen_device(args: argparse.Namespace) -> Device:
+def chosen_device(args: argparse.Namespace) -> DeviceCosts:
     """Return the kernel models of `--device`. Raises ConfigError: it is not known."""
     return load_device(args.device or DEFAULT_DEVICE)
 

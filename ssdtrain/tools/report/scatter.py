@@ -9,7 +9,7 @@ from ssdtrain.plan.plan import Prediction
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.regions import as_they_run
 from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import Run, keep_all, simulate
+from ssdtrain.plan.simulate import Simulation, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import again_moving, num_read
 from ssdtrain.quantities import bytes_text
@@ -33,7 +33,7 @@ def spots(profile: Profile) -> list[Predicted]:
     """Keeping everything, the frontier's plans, and checkpointing in its forms; the
     largest peak first."""
     timeline = Timeline(profile)
-    keep = Run(timeline, keep_all(timeline)).run()
+    keep = Simulation(timeline, keep_all(timeline)).run()
     found = [Predicted("keep everything", keep.step_ms, keep.peak_bytes, False)]
     found += [
         Predicted("plan", keep.step_ms * (1 + point.overhead), point.peak_bytes, True)

@@ -17,7 +17,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.plan.profile import Profile
 from ssdtrain.tools.arguments import count_argument
 from ssdtrain.tools.foresight.caveats import explained
-from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.report.estimate import estimate
 
 MODELS = "blocks:4096x32 (hidden size, layers; or FILE.py:FUNCTION)"
@@ -191,7 +191,7 @@ def estimated(
     build: Build,
     micro_batch: int,
     links: Links,
-    device: Device,
+    device: DeviceCosts,
     min_bytes: int,
     *,
     optimizer: str | None = None,

@@ -13,7 +13,7 @@ MOST_VALUES = 5
 """Of a list that is written out."""
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One line of the table, as text."""
 
     name: str
@@ -22,13 +22,13 @@ class Row(NamedTuple):
     note: str = ""
 
 
-def figures(result: Mapping[str, Any]) -> list[Row]:
+def figures(result: Mapping[str, Any]) -> list[TableRow]:
     """Return any trainer's lines; a graph trainer's figures stand in `with_`."""
     if "legs" in result:
-        return rows(result)
+        return result_rows(result)
     # Its settings have dots in their names, and stand in the run's config.
     own = {name: value for name, value in result.items() if "." not in name}
-    return [Row(label(name), ABSENT, text_of(name, own[name])) for name in own]
+    return [TableRow(label(name), ABSENT, text_of(name, own[name])) for name in own]
 
 
 _MEASURES = (("_ms", " time"), ("_seconds", " time"), ("_bytes", " memory"))
@@ -67,7 +67,7 @@ def _texts(name: str, values: Sequence[Any]) -> str:
     return f"{texts[0]} to {texts[-1]} ({len(texts)} values)"
 
 
-def rows(result: Mapping[str, Any]) -> list[Row]:
+def result_rows(result: Mapping[str, Any]) -> list[TableRow]:
     """Return the lines for one `result.json`; a leg that did not run is absent."""
     legs = result["legs"]
     pair, peak = (legs.get(WITHOUT), legs.get(WITH)), "activation peak"
@@ -87,13 +87,13 @@ def _most(key: str) -> Any:
     return lambda leg: bytes_text(max(leg[key]))
 
 
-def _both(name: str, pair: tuple[Any, Any], text: Any) -> Row:
-    return Row(name, *(ABSENT if leg is None else text(leg) for leg in pair))
+def _both(name: str, pair: tuple[Any, Any], text: Any) -> TableRow:
+    return TableRow(name, *(ABSENT if leg is None else text(leg) for leg in pair))
 
 
 def _with_notes(
-    lines: list[Row], result: Mapping[str, Any], pair: tuple[Any, Any]
-) -> list[Row]:
+    lines: list[TableRow], result: Mapping[str, Any], pair: tuple[Any, Any]
+) -> list[TableRow]:
     if None in pair:
         return lines
     first, last, step, peak, last_peak = lines
@@ -120,15 +120,17 @@ def _verdict(good: bool, what: str) -> str:
     return what if good else f"NOT: {what}"
 
 
-def _traffic(leg: Mapping[str, Any] | None, why: str | None, place: str) -> list[Row]:
+def _traffic(
+    leg: Mapping[str, Any] | None, why: str | None, place: str
+) -> list[TableRow]:
     if leg is None:
         return []
     totals = leg["totals"]
     if not totals:  # no saved tensor was large enough for a report
-        return [Row("offloaded", ABSENT, bytes_text(0), why or "")]
+        return [TableRow("offloaded", ABSENT, bytes_text(0), why or "")]
     everything = why is None and totals["bytes_kept"] == totals["bytes_saved"]
     lines = [
-        Row(name, ABSENT, bytes_text(totals[key]), note)
+        TableRow(name, ABSENT, bytes_text(totals[key]), note)
         for name, key, note in (
             ("saved by autograd", "bytes_saved", "all steps, all ranks"),
             ("kept", "bytes_kept", "everything" if everything else ""),
@@ -139,9 +141,9 @@ def _traffic(leg: Mapping[str, Any] | None, why: str | None, place: str) -> list
             (f"written to {place}", "bytes_written", _written_note(leg)),
         )
     ]
-    lines.append(Row("exposed stall", ABSENT, f"{totals['stall_ms']:.1f} ms", ""))
+    lines.append(TableRow("exposed stall", ABSENT, f"{totals['stall_ms']:.1f} ms", ""))
     lines += [
-        Row(name, ABSENT, str(count), "fallbacks")
+        TableRow(name, ABSENT, str(count), "fallbacks")
         for name, count in leg["fallbacks"].items()
     ]
     return lines
@@ -172,7 +174,7 @@ def render(result: Mapping[str, Any]) -> Table:
     table.add_column(WITHOUT, justify="right")
     table.add_column(WITH, justify="right")
     table.add_column("")
-    for row in rows(result):
+    for row in result_rows(result):
         table.add_row(*row)
     return table
 

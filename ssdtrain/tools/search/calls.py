@@ -25,7 +25,7 @@ class OperatorCall:
     @property
     def name(self) -> str:
         """Such as `aten::mm`; in-place operators go by the name of the other."""
-        return name_of(self.func)
+        return operator_name(self.func)
 
     def __getitem__(self, argument: str) -> Any:
         return self.arguments[argument]
@@ -47,7 +47,7 @@ class OperatorCall:
         return [len(shape) for shape in self.results]
 
 
-def name_of(func: Any) -> str:
+def operator_name(func: Any) -> str:
     """Return an operator's name without its overload, and without `_` in place."""
     name = str(func._schema.name)
     return name.removesuffix("_") if not name.endswith("__") else name

@@ -23,7 +23,7 @@ ELEMENTWISE = frozenset(
 """Next to those that torch tags as pointwise."""
 
 
-def describe(call: OperatorCall) -> Description | None:
+def describe_call(call: OperatorCall) -> Description | None:
     """Return an operator's description; None: it has none, and runs whole."""
     own = describer_of(call.name)
     if own is not None:

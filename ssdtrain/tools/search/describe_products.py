@@ -8,8 +8,8 @@ from ssdtrain.tools.search.describe_rows import asked_for
 from ssdtrain.tools.search.interval import Interval
 from ssdtrain.tools.search.language import (
     Description,
+    OperatorResult,
     Reducer,
-    Result,
     Sum,
     Term,
     apply,
@@ -184,7 +184,7 @@ def _attend(call: OperatorCall) -> Description:
         tuple(
             result(["b", "h", "q", "d"][:rank], body)
             if rank in (3, 4)
-            else Result((("state",),) * rank, Term(fixed=frozenset({"state"})))
+            else OperatorResult((("state",),) * rank, Term(fixed=frozenset({"state"})))
             for rank in call.ranks
         )
     )

@@ -7,8 +7,8 @@ from ssdtrain.tools.search.interval import Interval
 from ssdtrain.tools.search.language import (
     Description,
     Form,
+    OperatorResult,
     Reducer,
-    Result,
     Term,
     apply,
     description,
@@ -51,7 +51,7 @@ def _reduction(call: OperatorCall, reducer: Reducer, *, is_open: bool) -> Descri
     )
     fixed = term.fixed | {n for dim in dims for n in dim if n.endswith("kept")}
     own = Term(term.reads, term.reduced, fixed)
-    return Description((Result(dims, own),) * len(call.results))
+    return Description((OperatorResult(dims, own),) * len(call.results))
 
 
 REDUCERS = {
@@ -124,7 +124,9 @@ def with_whole(call: OperatorCall, whole: set[int]) -> Description:
     return Description(tuple(result(indices_of(rank), body) for rank in call.ranks))
 
 
-def with_own(call: OperatorCall, lead: int, body: Callable[..., Term]) -> Description:
+def with_own_dims(
+    call: OperatorCall, lead: int, body: Callable[..., Term]
+) -> Description:
     """Results that share their first `lead` dimensions, and no others."""
     names = (
         [*indices_of(lead), *(f"own{at}.{dim}" for dim in range(rank - lead))]
@@ -133,7 +135,7 @@ def with_own(call: OperatorCall, lead: int, body: Callable[..., Term]) -> Descri
     return Description(tuple(result(own, body) for own in names))
 
 
-def asked_for(call: OperatorCall, *forms: Form) -> tuple[Result, ...]:
+def asked_for(call: OperatorCall, *forms: Form) -> tuple[OperatorResult, ...]:
     """Return the results that a backward's `output_mask` asks for."""
     pairs = zip(forms, call["output_mask"], strict=False)
     return tuple(result(*form) for form, is_asked in pairs if is_asked)
@@ -151,7 +153,7 @@ def _normed(call: OperatorCall) -> Description:
         rows = source.at(*i[:lead], *(ALL,) * (source.rank - lead))
         return opaque(rows, *(one.whole() for one in others))[i[lead:]]
 
-    return with_own(call, lead, body)
+    return with_own_dims(call, lead, body)
 
 
 @describes("aten::native_layer_norm_backward")
@@ -236,7 +238,9 @@ def _loss(call: OperatorCall) -> Description:
     one, two = call.tensors
     names = indices_of(one.rank)
     i = tuple(map(Interval.of, names))
-    return Description((Result((), reduce_over(Reducer.SUM, names, one[i] * two[i])),))
+    return Description(
+        (OperatorResult((), reduce_over(Reducer.SUM, names, one[i] * two[i])),)
+    )
 
 
 describes(*aten("mse_loss_backward smooth_l1_loss_backward huber_loss_backward"))(
@@ -253,10 +257,10 @@ def _nll_loss(call: OperatorCall) -> Description:
     labels = target[()] if target.rank == 0 else target[rows if rows else ALL]
     term = opaque(source[at], labels, *whole)
     if call["reduction"] == 0 and rows is not None:
-        each = Result((("n",),), term)
-        return Description((each, Result((), term)))
+        each = OperatorResult((("n",),), term)
+        return Description((each, OperatorResult((), term)))
     found = term if rows is None else reduce_over(Reducer.SUM, ["n"], term)
-    return Description((Result((), found), Result((), found)))
+    return Description((OperatorResult((), found), OperatorResult((), found)))
 
 
 @describes("aten::nll_loss_backward")

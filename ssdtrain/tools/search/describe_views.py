@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.search.calls import OperatorCall, aten, describes
-from ssdtrain.tools.search.describe_rows import positive, with_own, with_whole
+from ssdtrain.tools.search.describe_rows import positive, with_own_dims, with_whole
 from ssdtrain.tools.search.interval import Interval
 from ssdtrain.tools.search.language import (
     Access,
     Description,
     Merged,
-    Result,
+    OperatorResult,
     Term,
     indices_of,
     opaque,
@@ -28,7 +28,7 @@ def _view(call: OperatorCall) -> Description:
     fixed = frozenset(n for n in sizes if n.startswith("mixed"))
     dims = tuple(None if any(n in fixed for n in d) else d for d in old)
     term = Term((Access(0, dims),), fixed=fixed)
-    return Description((Result(new, term),), sizes)
+    return Description((OperatorResult(new, term),), sizes)
 
 
 def regroup(
@@ -193,7 +193,7 @@ def _matrices(call: OperatorCall) -> Description:
         reads = [one.at(*i[:lead], *(ALL,) * (one.rank - lead)) for one in call.tensors]
         return opaque(*reads)[i[lead:]]
 
-    return with_own(call, lead, body)
+    return with_own_dims(call, lead, body)
 
 
 WHOLE = (
@@ -209,7 +209,7 @@ def _opaque(call: OperatorCall) -> Description:
     def body(*i: Interval) -> Term:
         return opaque(*(tensor.whole() for tensor in call.tensors))[i]
 
-    return with_own(call, 0, body)
+    return with_own_dims(call, 0, body)
 
 
 MADE = (
@@ -224,5 +224,8 @@ def _made(call: OperatorCall) -> Description:
     names = indices_of(max(call.ranks, default=0))
     term = Term(fixed=frozenset(names))
     return Description(
-        tuple(Result(tuple((n,) for n in names[:rank]), term) for rank in call.ranks)
+        tuple(
+            OperatorResult(tuple((n,) for n in names[:rank]), term)
+            for rank in call.ranks
+        )
     )

@@ -187,7 +187,7 @@ Sum, Max, Min, Prod = map(_reducer, Reducer)
 
 
 @dataclass(frozen=True)
-class Result:
+class OperatorResult:
     """One result of an operator."""
 
     dims: tuple[Merged, ...]
@@ -202,7 +202,7 @@ Form = tuple[Sequence[str], Callable[..., Term]]
 class Description:
     """An operator, by what its results are made of."""
 
-    results: tuple[Result, ...]
+    results: tuple[OperatorResult, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Of index variables that no dimension alone has."""
     is_elementwise: bool = False
@@ -214,10 +214,10 @@ def description(*functions: Callable[..., Term]) -> Description:
     return Description(tuple(map(result, names, functions)))
 
 
-def result(names: Sequence[str], function: Callable[..., Term]) -> Result:
+def result(names: Sequence[str], function: Callable[..., Term]) -> OperatorResult:
     """Run the function of one result, whose index variables have these names."""
     term = function(*map(Interval.of, names))
-    return Result(tuple((name,) for name in names), term)
+    return OperatorResult(tuple((name,) for name in names), term)
 
 
 def indices_of(rank: int) -> list[str]:

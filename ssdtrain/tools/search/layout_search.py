@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.cluster import DEFAULT, cluster_of
-from ssdtrain.tools.foresight.device import Device, load_device
+from ssdtrain.tools.foresight.device import DeviceCosts, load_device
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
 from ssdtrain.tools.report.fits import PLAIN
 from ssdtrain.tools.search import launch
@@ -163,7 +163,7 @@ def keyed_costs(
     job: Job,
     degree: int,
     sequences: int,
-    device: Device,
+    device: DeviceCosts,
     *,
     is_blocking: bool = False,
 ) -> dict[Key, StageCosts]:

@@ -12,7 +12,7 @@ from ssdtrain.plan.prices import Priced, Prices
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.estimate import estimate
 from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN
@@ -84,7 +84,7 @@ def _engine(layout: ParallelLayout) -> dict[str, dict[str, Any]] | None:
 
 
 def plan_of(
-    layout: ParallelLayout, job: Job, device: Device, *, drives: bool = False
+    layout: ParallelLayout, job: Job, device: DeviceCosts, *, drives: bool = False
 ) -> Plan | None:
     """Return the layout's plan for the trainer's GPT; None: each rank makes its own, as
     with pipelines, tensor parallelism, ZeRO-3 and tiered targets, of which a file

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from ssdtrain.tools.search.calls import OperatorCall, aten, name_of
+from ssdtrain.tools.search.calls import OperatorCall, aten, operator_name
 from ssdtrain.tools.search.describe_rows import positive
 from ssdtrain.tools.search.placement import Cut, Placement, piece
 from ssdtrain.tools.search.strategies import Shape, Strategy
@@ -78,7 +78,7 @@ VIEWS = frozenset({"aten::view", "aten::_unsafe_view"})
 
 
 def _run(func: Any, arguments: Mapping[str, Any]) -> Any:
-    if name_of(func) in VIEWS:
+    if operator_name(func) in VIEWS:
         source, size = list(arguments.values())[:2]
         return source.reshape(size)
     named = {a.name for a in func._schema.arguments if a.kwarg_only}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ssdtrain.tools.foresight.cluster import Cluster
 from ssdtrain.tools.foresight.collectives import Collective
-from ssdtrain.tools.foresight.spec import Spec
+from ssdtrain.tools.foresight.spec import DeviceSpec
 from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN
 from ssdtrain.tools.search.experts import PASSES
 from ssdtrain.tools.search.frameworks import (
@@ -18,7 +18,7 @@ from ssdtrain.tools.search.frameworks import (
     framework_of,
 )
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
-from ssdtrain.tools.search.stage_costs import StageCosts, Way
+from ssdtrain.tools.search.stage_costs import ActivationCost, StageCosts
 from ssdtrain.tools.search.stores import Resting, Stores
 
 UPDATE = 30
@@ -69,7 +69,7 @@ class Pricer:
     """Prices layouts of one job."""
 
     job: Job
-    spec: Spec
+    spec: DeviceSpec
     cluster: Cluster
     capacity_bytes: float
     stores: Stores
@@ -272,7 +272,7 @@ class _Priced:
         return 2 * tokens * experts.copied_bytes(self._job.hidden)
 
 
-def _again(costs: StageCosts, way: Way) -> float:
+def _again(costs: StageCosts, way: ActivationCost) -> float:
     """Return the share of a layer's forward that runs again."""
     plain = costs.ways[PLAIN].milliseconds.layer
     most = costs.ways.get(CHECKPOINTING, way).milliseconds.layer - plain

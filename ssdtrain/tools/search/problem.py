@@ -125,7 +125,9 @@ def divides(size: int, is_cut: Sequence[bool], ways: Sequence[int]) -> bool:
     return size > 0 and size % pieces == 0
 
 
-def straight(problem: Problem, number: int, ways: Sequence[int]) -> list[Placements]:
+def one_dimension_cuts(
+    problem: Problem, number: int, ways: Sequence[int]
+) -> list[Placements]:
     """Return placements that cut one dimension on every axis; else copies."""
     found: list[Placements] = []
     for dim in range(len(problem.tensors[number].shape)):

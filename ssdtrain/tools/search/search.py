@@ -26,8 +26,8 @@ from ssdtrain.tools.search.problem import (
     Chosen,
     Operation,
     Problem,
+    one_dimension_cuts,
     operation_choices,
-    straight,
     strategies_along,
     tensor_choices,
 )
@@ -191,7 +191,10 @@ def along_one(space: Space) -> Partition:
     """Return the cheapest way that cuts each tensor along the same dimension."""
     problem, ways = space.problem, space.ways
     return space.best(
-        {n: straight(problem, n, ways) for n in set(problem.group_of.values())},
+        {
+            n: one_dimension_cuts(problem, n, ways)
+            for n in set(problem.group_of.values())
+        },
         [strategies_along(one, ways) for one in problem.operations],
     )
 

@@ -12,7 +12,7 @@ from ssdtrain.plan.plan import PLAN_FILE
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.arguments import count_argument, positive_argument, show
 from ssdtrain.tools.foresight.cluster import DEFAULT
-from ssdtrain.tools.foresight.device import Device, load_device
+from ssdtrain.tools.foresight.device import DeviceCosts, load_device
 from ssdtrain.tools.report.build_public import Loss
 from ssdtrain.tools.report.fits_command import add_loss, tokens_argument
 from ssdtrain.tools.report.pictures import Line, write_cloud
@@ -80,13 +80,13 @@ def run(args: argparse.Namespace) -> int:
     if args.save is not None:
         save(found, load_device(args.gpu), args.save)
     if args.json:
-        print(json.dumps(to_json(found), indent=1))
+        print(json.dumps(layouts_to_json(found), indent=1))
     else:
         print("\n".join(lines(asked, found)))
     return 0 if found.best is not None else 1
 
 
-def save(found: Ranked, device: Device, directory: Path) -> None:
+def save(found: Ranked, device: DeviceCosts, directory: Path) -> None:
     """Write what launches the best layout, a file for each framework, the plan of
     `ssdtrain train`, and a picture of all layouts."""
     best = found.best
@@ -129,7 +129,7 @@ def write_front(found: Ranked, path: Path) -> None:
     )
 
 
-def to_json(found: Ranked) -> dict[str, object]:
+def layouts_to_json(found: Ranked) -> dict[str, object]:
     """Return all layouts that fit, and the best one's launch configurations."""
     rows = [
         {

@@ -17,9 +17,9 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.plan.prices import LEVELS, Priced, Prices
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import Run
+from ssdtrain.plan.simulate import Simulation
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Shape, public_subject
 from ssdtrain.tools.report.capture import Captured
@@ -53,7 +53,7 @@ class PerLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class ActivationCost:
     """One way to keep the activations of a micro-batch."""
 
     milliseconds: PerLayer
@@ -67,7 +67,7 @@ class Way:
 class StageCosts:
     """One micro-batch on one rank of a tensor-parallel group."""
 
-    ways: Mapping[str, Way]
+    ways: Mapping[str, ActivationCost]
     """By name, such as "plain" and "checkpointing"."""
     parameters: PerLayer
     """A count, experts left out."""
@@ -97,7 +97,7 @@ def tensor_degrees(shape: Shape, most: int) -> list[int]:
     return found
 
 
-def part_of(shape: Shape, degree: int) -> Shape:
+def sharded_shape(shape: Shape, degree: int) -> Shape:
     """Return one rank's part under tensor parallelism, of a dense model."""
     values: dict[str, Any] = dict(shape.values)
     values["head_dim"] = values.get("head_dim") or values[HIDDEN] // values[HEADS]
@@ -113,14 +113,14 @@ def stage_costs(
     degree: int,
     sequences: int,
     tokens: int,
-    device: Device,
+    device: DeviceCosts,
     *,
     is_blocking: bool = False,
 ) -> dict[bool, StageCosts]:
     """Capture and price one rank's part under tensor parallelism of a `degree`, by
     whether sequence parallelism is on. `is_blocking`: the host waits for every kernel
     (CUDA_LAUNCH_BLOCKING)."""
-    part = part_of(dense_of(shape), degree)
+    part = sharded_shape(dense_of(shape), degree)
     period = part.period
     model, found = _captured(part.with_layers(period + 2), sequences, tokens, device)
     if is_blocking:
@@ -167,7 +167,7 @@ def _along_sequence(profile: Profile, whole: int, degree: int) -> Profile:
     return replace(profile, kinds=kinds)
 
 
-def _lines(found: Estimated, period: int) -> dict[str, Way]:
+def _lines(found: Estimated, period: int) -> dict[str, ActivationCost]:
     """Return each way's figures by depth, as lines."""
     few, more = (_ways(found, Repeated(1, period, times, 0)) for times in REPEATS)
     shallow, deep = (period + 2 + period * times for times in REPEATS)
@@ -177,7 +177,7 @@ def _lines(found: Estimated, period: int) -> dict[str, Way]:
         return PerLayer(layer=layer, ends=first - shallow * layer)
 
     return {
-        name: Way(
+        name: ActivationCost(
             milliseconds=line(few[name][0], more[name][0]),
             activation_bytes=line(few[name][1], more[name][1]),
             moved_bytes=line(few[name][2], more[name][2]),
@@ -210,13 +210,13 @@ def _at_prices(timeline: Timeline) -> Iterator[tuple[str, tuple[float, float, fl
     prices = Prices(timeline, with_runs=True)
     for number, level in enumerate(PRICES, 1):
         placements = prices.placements(Priced(level, 0, 0))
-        outcome = Run(timeline, schedule(timeline, placements)).run()
+        outcome = Simulation(timeline, schedule(timeline, placements)).run()
         moved = outcome.moved_bytes["d2h"]
         yield f"{OURS} {number}", (outcome.step_ms, outcome.peak_bytes, moved)
 
 
 def _captured(
-    shape: Shape, sequences: int, tokens: int, device: Device
+    shape: Shape, sequences: int, tokens: int, device: DeviceCosts
 ) -> tuple[Any, Estimated]:
     with torch.device("meta"):
         model: Any = public_subject(shape, tokens).model

@@ -14,7 +14,7 @@ from ssdtrain.tools.project.endurance import (
     endurance_bytes,
     lifespan_seconds,
 )
-from ssdtrain.tools.project.tables import GB, SSDS, Ssd, find
+from ssdtrain.tools.project.tables import GB, SSDS, Ssd, find_row
 
 DRIVES = re.compile(r"([\w-]+):(\d+)")
 HOST = "1TB"
@@ -85,7 +85,7 @@ def stores_of(host: str, drives: str | None, least_years: float, gpus: int) -> S
         raise ConfigError(f"--ssd expects NAME:NUMBER of a node, got {drives!r}")
     return Stores(
         host_bytes=host_bytes,
-        ssd=find(SSDS, found[1], "SSD"),
+        ssd=find_row(SSDS, found[1], "SSD"),
         drives=int(found[2]) / gpus,
         least_years=least_years,
     )

@@ -11,11 +11,11 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.call import ELEMENT_BYTES
 from ssdtrain.tools.foresight.capture import record
 from ssdtrain.tools.foresight.graph import Graph, Node
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.recorder import Noted, Recorder
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.search.calls import OperatorCall, call_of
-from ssdtrain.tools.search.describe import describe
+from ssdtrain.tools.search.describe import describe_call
 from ssdtrain.tools.search.problem import Extent, Operation, Problem
 from ssdtrain.tools.search.strategies import Strategy, extents, strategies
 
@@ -67,7 +67,7 @@ def problem_of(graph: Graph) -> Problem:
     }
     known: dict[Any, tuple[tuple[Strategy, ...], dict[str, int], bool]] = {}
     for node in graph.nodes:
-        if node.phase is Phase.UPDATE:
+        if node.phase is StepPhase.UPDATE:
             pairs = zip(node.inputs[::2], node.inputs[1::2], strict=True)
             ties += pairs
             continue
@@ -88,7 +88,7 @@ def _operation(node: Node, call: OperatorCall, known: dict[Any, Any]) -> Operati
             f"{len(node.outputs)}; a search cannot tell them apart"
         )
     key = repr((call.func, dict(call.arguments), call.results))
-    if key not in known and (described := describe(call)) is not None:
+    if key not in known and (described := describe_call(call)) is not None:
         found = strategies(described, call.shapes, call.results)
         sizes = extents(described, call.shapes, call.results)
         known[key] = tuple(found), sizes, described.is_elementwise

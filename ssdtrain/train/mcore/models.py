@@ -98,7 +98,7 @@ def config_of(
     return TransformerConfig(**values)
 
 
-class Bert(BertModel):  # type: ignore[misc]
+class MegatronBert(BertModel):  # type: ignore[misc]
     """megatron-core's BERT, which may be told that nothing is padded."""
 
     def _sanity_check_attention_and_get_attn_mask_dimension(self) -> str:
@@ -130,7 +130,11 @@ class Chunks:
     def build(self) -> list[nn.Module]:
         """Return all chunks of this rank, in the order that the schedules expect."""
         virtual = self._config.virtual_pipeline_model_parallel_size
-        kinds = {Family.GPT: self._gpt, Family.BERT: self._bert, Family.T5: self._t5}
+        kinds = {
+            Family.GPT: self._gpt,
+            Family.BERT: self._bert,
+            Family.T5: self._t5,
+        }
         build = kinds[self._settings.family]
         stages = [None] if virtual is None else list(range(virtual))
         return [self._ready(build(stage)) for stage in stages]
@@ -181,7 +185,7 @@ class Chunks:
 
     def _bert(self, stage: int | None) -> nn.Module:
         count = get_num_layers_to_build(self._config, stage)
-        model: nn.Module = Bert(
+        model: nn.Module = MegatronBert(
             num_tokentypes=0,
             transformer_layer_spec=self._block(bert_layer_local_spec, count),
             add_binary_head=False,

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from hector.arrays import GraphArrays
 from hector.emit.module import sums_of
-from hector.emit.phases import apart
+from hector.emit.phases import separable_width
 from hector.emit.schedules import candidates, default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
@@ -264,7 +264,7 @@ def test_columns_may_be_taken_in_parts(width: int) -> None:
     tried = 0
     for _, plan in plans("rgcn", width, Optimizations()):
         for k in plan.kernels:
-            if not isinstance(k, Traversal) or apart(k) != width:
+            if not isinstance(k, Traversal) or separable_width(k) != width:
                 continue
             for mapping in SegmentMapping:
                 one = TraversalSchedule(mapping=mapping, block=4, heavy_rows=2)

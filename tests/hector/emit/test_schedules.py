@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hector.emit.gemm import EXACT, DotPrecision, emit_gemm, emit_outer
-from hector.emit.phases import apart
+from hector.emit.phases import separable_width
 from hector.emit.schedules import Sizes, candidates, default_schedule
 from hector.ir.kernels import (
     Gemm,
@@ -169,7 +169,7 @@ def test_groups_near_the_mean_do_not_start_the_steps_of_the_largest() -> None:
         for k in plan.kernels:
             chosen = default_schedule(k, Friends())
             if isinstance(k, Traversal) and isinstance(chosen, TraversalSchedule):
-                if k.loop.domain is Domain.EDGE and apart(k) is not None:
+                if k.loop.domain is Domain.EDGE and separable_width(k) is not None:
                     found.append((k.loop.group, chosen))
     groups = {group for group, _ in found}
     assert {Index.DST, Index.SRC} <= groups

@@ -3,7 +3,7 @@
 import pytest
 
 from hector.ir.builder import Builder
-from hector.ir.kernels import Gemm, Loop, Plan, Rows, Traversal
+from hector.ir.kernels import Gemm, GemmRows, Loop, Plan, Traversal
 from hector.ir.node import Node, Op, Program
 from hector.ir.rules import IllegalIRError, check_plan, check_program
 from hector.ir.types import Domain, Index, RowType
@@ -93,7 +93,7 @@ def test_a_row_scale_is_a_scalar() -> None:
     w = b.input("w", Domain.NTYPE, (1, 4, 4))
     gemm = Gemm(
         out=b.linear(x, w),
-        rows=Rows(value=x, scale=x),
+        rows=GemmRows(value=x, scale=x),
         weight=w,
         type_index=Index.NTYPE,
         transpose=False,

@@ -12,7 +12,7 @@ from hector.message import HeteroGraph, joined
 from hector.message import functions as fn
 from hector.message import nn as dglnn
 from hector.message.frame import EdgeFrame, Frame
-from hector.message.hetero import CROSS
+from hector.message.typed import CROSS
 
 KINDS = [("a", "r", "a"), ("a", "s", "b"), ("b", "t", "a"), ("b", "u", "b")]
 SOURCES, ENDS, WIDTH = {"a": 20, "b": 12}, {"a": 7, "b": 5}, 6

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import hector.message.dgl.nn.pytorch as dglnn
-from hector.emit.source import number
+from hector.emit.source import literal
 from hector.message import GATConv, Graph
 from hector.message import functions as fn
 
@@ -98,7 +98,7 @@ def test_numbers_without_a_literal() -> None:
     graph.ndata["x"] = torch.ones(1, 2)
     graph.apply_edges(lambda e: {"y": e.src["x"] * 1e39 + math.nan})
     assert graph.edata["y"].isnan().all() and graph.counts == {"compiled": 1}
-    assert [number(v) for v in (0.5, -math.inf)] == ["0.5", 'float("-inf")']
+    assert [literal(v) for v in (0.5, -math.inf)] == ["0.5", 'float("-inf")']
 
 
 @pytest.mark.parametrize("combine", [fn.u_add_v, fn.u_sub_v, fn.u_mul_v])

@@ -272,7 +272,8 @@ def test_a_layer_ends_with_its_last_reference() -> None:
 CHECK = """
 import torch
 from hector.runtime import watch_kernels
-from hector.runtime.watch import BLOCK, DeviceWatch, StaleGraphError
+from hector.kept import StaleGraphError
+from hector.runtime.watch import BLOCK, DeviceWatch
 kinds = torch.arange(3 * BLOCK // 2) % 7
 ends = torch.arange(10).view(2, 5)
 watch = DeviceWatch([ends, kinds], watch_kernels)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hector.kept import StaleGraphError
 from hector.nn import RGCNConv
-from hector.runtime.watch import DeviceWatch, StaleGraphError
+from hector.runtime.watch import DeviceWatch
 from tests.no_waits import no_waits
 
 pytestmark = [

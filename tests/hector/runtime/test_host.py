@@ -13,28 +13,28 @@ from hector.ir.builder import Builder
 from hector.ir.node import Op
 from hector.ir.types import Domain, Index
 from hector.precision import MANY
-from hector.runtime.bags import CHUNK, Edges
+from hector.runtime.bags import CHUNK, EdgeRows
 from hector.runtime.host import Host
 from hector.runtime.reference import Reference
 
 NODES, EDGES = 40, 3 * CHUNK + 7
 
 
-def edges(hub: int = 0) -> Edges:
+def edges(hub: int = 0) -> EdgeRows:
     """Random edges, `hub` of them into node 0."""
     gen = torch.Generator().manual_seed(1)
     ends = torch.randint(NODES, (2, EDGES), generator=gen)
     ends[1, :hub] = 0
     kinds = torch.randint(3, (EDGES,), generator=gen)
     graph = HeteroGraph.from_pyg(ends, kinds, num_nodes=NODES, num_relations=3)
-    return Edges(GraphArrays(graph), Domain.EDGE)
+    return EdgeRows(GraphArrays(graph), Domain.EDGE)
 
 
-def gathered(e: Edges, rows: Tensor, index: Index | None) -> Tensor:
+def gathered(e: EdgeRows, rows: Tensor, index: Index | None) -> Tensor:
     return rows if index is None else rows[e.arrays.index(Domain.EDGE, index).long()]
 
 
-def summed(e: Edges, rows: Tensor, group: Index) -> Tensor:
+def summed(e: EdgeRows, rows: Tensor, group: Index) -> Tensor:
     out = rows.new_zeros(
         e.arrays.segments(e.domain, group).ptr.numel() - 1, *rows.shape[1:]
     )

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hector.capture import CapturedBatches
 from hector.graph import HeteroGraph
 from hector.nn import HGTConv, RGATConv, RGCNConv
-from hector.sampling import Drawn, NeighborSampler, SampledBatch, subgraph
+from hector.sampling import Drawn, NeighborSampler, SampledBatch, sampled_subgraph
 from hector.train import (
     DataConfig,
     ModelConfig,
@@ -75,7 +75,7 @@ def draws(graph: HeteroGraph) -> list[list[Drawn]]:
 
 
 def batch_of(graph: HeteroGraph, drawn: Drawn) -> SampledBatch:
-    made = subgraph(graph, drawn.node_ids, drawn.edge_ids)
+    made = sampled_subgraph(graph, drawn.node_ids, drawn.edge_ids)
     return SampledBatch(made, drawn.node_ids, drawn.seeds, drawn.edge_ids)
 
 

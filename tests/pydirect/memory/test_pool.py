@@ -154,7 +154,7 @@ def test_pinning_failure_names_the_limits(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "cudart", Runtime)
     with pytest.raises(memory.HostMemoryError, match=r"error 2 .*RLIMIT_MEMLOCK"):
-        runtime.register(4096, 4096, read_only=False)
+        runtime.register_memory(4096, 4096, read_only=False)
 
 
 @pytest.mark.parametrize(("nodes", "mode"), [((0,), 1), ((0, 1), 3)])

@@ -250,8 +250,8 @@ def test_bad_input_is_named() -> None:
         ends = torch.tensor([0, 1])
         compress(Graph(offsets=ends, neighbors=torch.tensor([5]), num_sources=9))
     with pytest.raises(ValueError, match=r"at most 4294967296 nodes.*got 4294967297"):
-        home.check_nodes(2**32 + 1)
-    home.check_nodes(2**32)
+        home.check_num_nodes(2**32 + 1)
+    home.check_num_nodes(2**32)
     with pytest.raises(ValueError, match=r"walk: expects 'lines'.*got 'merged'"):
         place(made, "cpu", walk="merged")
     with pytest.raises(ValueError, match="hot_bytes: expects 0 for a compressed"):

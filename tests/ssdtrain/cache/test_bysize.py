@@ -81,7 +81,7 @@ class Training:
         self.seen += [loss.detach(), *(grad.clone() for grad in grads)]
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self.num_beside.append(self.session.cache.course.num_beside)
+        self.num_beside.append(self.session.cache.cursor.num_beside)
         report = self.session.last_step
         assert report is not None
         return report
@@ -194,7 +194,7 @@ def test_a_lane_that_is_larger_than_arguments_told_leaves_its_plan() -> None:
     lengths = [ROWS, ROWS, *drawn(16)]
     for rows in lengths:
         ours.step(rows), plain.step(rows)
-    by_size = ours.session.cache.course.by_size
+    by_size = ours.session.cache.cursor.by_size
     assert by_size.is_trusted and sum(ours.num_beside)
     # As if a batch of so many rows had been met with more elements.
     by_size.note(ROWS * WIDTH + 1, 0.3)

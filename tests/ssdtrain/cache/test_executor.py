@@ -44,7 +44,7 @@ def test_a_rule_holds_for_what_no_order_names(rule: Rule) -> None:
     way, and its tail stays, as backward asks for that at once."""
     theirs, model = step(net()), net()
     with ssdtrain.offload(model, plan="offload-all", **SETTINGS) as session:
-        session.cache.course.rule = rule
+        session.cache.cursor.rule = rule
         for _ in range(3):
             assert same_bits(step(model), theirs)
             session.hints.step_end()
@@ -69,7 +69,7 @@ def test_a_lane_that_leaves_its_plan_goes_by_the_rule() -> None:
         step(model)
         session.hints.step_end()
         planned = session.steps[-1]
-        session.cache.course.rule = KEEP_ALL
+        session.cache.cursor.rule = KEEP_ALL
         x = torch.ones(ROWS, WIDTH, requires_grad=True)
         model(torch.sin(x) * x).sum().backward()
         strayed = session.steps[-1]

@@ -219,7 +219,7 @@ def test_marks_and_bytes_are_the_general_paths(
                 assert {RebuiltRow, read} <= kinds | set(copies_of(session))
                 general = lambda own, cache, lane, plan, all: all  # noqa: E731
                 monkeypatch.setattr(Tables, "hooks_of", general)
-            before, mark = mark, session.cache.course.mark
+            before, mark = mark, session.cache.cursor.mark
             if number > FIRST_TABLE:
                 found.append(mark - before)
         reports = session.steps[-5:]

@@ -202,7 +202,7 @@ def test_a_table_tells_sizes_over_the_plans() -> None:
     net = nn.Sequential(Block(), Block())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with ssdtrain.offload(net, **{**SETTINGS, "max_overhead": 0.2}) as session:
-        course = session.cache.course
+        cursor = session.cache.cursor
         for step, rows in enumerate(lengths):
             net(torch.randn(rows, WIDTH)).square().mean().backward()
             optimizer.step()
@@ -212,10 +212,10 @@ def test_a_table_tells_sizes_over_the_plans() -> None:
                 session.follow(moved(session.plan))
             if step < 5:
                 continue
-            assert (course.num_resized > 0) == (rows != ROWS), (step, rows)
+            assert (cursor.num_resized > 0) == (rows != ROWS), (step, rows)
             if rows != ROWS:
                 # Attention's scores grow with the square.
-                found = course.resized_bytes / course.planned_bytes
+                found = cursor.resized_bytes / cursor.planned_bytes
                 low, high = sorted((rows / ROWS, (rows / ROWS) ** 2))
                 assert low <= found <= high, (step, rows)
 
@@ -581,14 +581,14 @@ def test_there_is_room_for_what_comes_while_a_step_is_observed_again(
     monkeypatch.setattr(Strays, "step", lambda *_: True)
     beside.step(ROWS)
     monkeypatch.setattr(Strays, "step", step)
-    assert own.stage is planner.Stage.OBSERVING
+    assert own.stage is planner.Purpose.OBSERVING
     rows, stages = ROWS + ROWS // 8, []
     while not beside.session.is_settled:
         # In each step but the observed one, all regions run again.
         report = beside.step(rows if len(stages) > 1 else ROWS)
         assert report.saved_peak_bytes <= budget
         stages.append(own.stage)
-    assert planner.Stage.BASE in stages
+    assert planner.Purpose.BASE in stages
     report = beside.step(rows)
     assert Fallback.PLAN_OUTGROWN.value not in report.fallbacks
     assert report.saved_peak_bytes <= budget

@@ -283,7 +283,7 @@ def train(
             optimizer.zero_grad()
             if session is not None:
                 spy.plans.append(digest(session.plan))
-                spy.strays.append(session.cache.course.num_strayed)
+                spy.strays.append(session.cache.cursor.num_strayed)
         if session is not None and session.last_step is not None:
             spy.report = session.last_step.as_dict()
     return found + [whole(p) for p in model.parameters()], spy

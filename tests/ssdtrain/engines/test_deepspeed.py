@@ -12,7 +12,7 @@ from ssdtrain.errors import AttachError
 from ssdtrain.tools.foresight.collectives import straight_fabric
 from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.graph import read_graph
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.ranks import estimate_graphs
 from ssdtrain.tools.foresight.wires import Wires
 from tests.ranks import run_ranks
@@ -62,7 +62,7 @@ def test_captured_stages_wait_for_one_another(pipeline: Path) -> None:
         sent = [n.attr["signal"] for n in mine.nodes if "signal" in n.attr]
         got = [n.attr["waits_for"] for n in other.nodes if "waits_for" in n.attr]
         assert sent == got and len(sent) >= 4
-        assert {node.phase for node in mine.nodes} == set(Phase)
+        assert {node.phase for node in mine.nodes} == set(StepPhase)
     wires = Wires(fabric=straight_fabric(10.0, 100.0))
     found = estimate_graphs(ranks, bare_device("h100"), wires)
     assert found.step_us > found.alone_us

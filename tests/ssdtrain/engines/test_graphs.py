@@ -210,7 +210,7 @@ def test_a_graph_holds_a_plan_of_its_own(
             with device.graph():
                 assert same(step(model), theirs)
             assert len(device.copies) - before > 2 * len(model)
-            assert not session.cache.course.num_strayed
+            assert not session.cache.cursor.num_strayed
         assert session.plan is eager and len(session.steps) == reports
         assert session.graph_plan is moves
         before = len(device.copies)

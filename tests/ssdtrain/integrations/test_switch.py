@@ -24,7 +24,7 @@ from ssdtrain.quantities import Share
     ],
 )
 def test_settings(text: str, settings: dict[str, object]) -> None:
-    assert switch.parse(text) == OffloadConfig(**settings)  # type: ignore[arg-type]
+    assert switch.parse_settings(text) == OffloadConfig(**settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_settings(text: str, settings: dict[str, object]) -> None:
 )
 def test_slips_are_told(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match="SSDTRAIN") as raised:
-        switch.parse(text)
+        switch.parse_settings(text)
     assert said in str(raised.value)
 
 

@@ -23,7 +23,7 @@ class HandClock:
 
 
 @dataclass
-class Course:
+class Cursor:
     """What a step under a plan has told."""
 
     plan: Plan | None = None
@@ -78,7 +78,7 @@ class Device:
 class Cache:
     """Stands in for `TensorCache`."""
 
-    course: Course = field(default_factory=Course)
+    cursor: Cursor = field(default_factory=Cursor)
     ledger: Ledger = field(default_factory=Ledger)
     lanes: Lanes = field(default_factory=Lanes)
     device: Device = field(default_factory=Device)

@@ -7,7 +7,14 @@ from torch import Tensor
 
 from ssdtrain.cache.identity import identify, raw_bytes
 from ssdtrain.cache.ledger import Ledger
-from ssdtrain.cache.record import NO_WAY, Lane, LaneCourse, LaneProfile, Record, Retired
+from ssdtrain.cache.record import (
+    NO_PLAN,
+    Lane,
+    LaneCursor,
+    LaneProfile,
+    Record,
+    Retired,
+)
 from ssdtrain.cache.state import RecordState
 from ssdtrain.counters import Counters
 from ssdtrain.observe.frames import Frames
@@ -21,7 +28,7 @@ class Saver:
 
     def __init__(self) -> None:
         self.frames = Frames(torch.device("cpu"))
-        self.course = LaneCourse(0, NO_WAY)
+        self.cursor = LaneCursor(0, NO_PLAN)
         self.row = 0
         self._lane = Lane("model", LaneProfile())
         self._retired = Retired()
@@ -30,13 +37,13 @@ class Saver:
     def save(self, tensor: Tensor, *, rebuilt: bool = False) -> Record | None:
         """A record, or none where a recipe takes its place."""
         number = self.row
-        self.frames.enter(self.course, number, tensor, tensor.nbytes, self.row)
+        self.frames.enter(self.cursor, number, tensor, tensor.nbytes, self.row)
         if rebuilt:
             return None
         key, _ = identify(tensor)
         record = Record(key, self._lane, "x", self._retired, self._ledger)
         record.open(raw_bytes(tensor, key))
-        self.course.records[number] = weakref.ref(record)
+        self.cursor.records[number] = weakref.ref(record)
         return record
 
     def next_row(self) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.cursor import Unobserved
 from ssdtrain.cache.regions import Choice
 from ssdtrain.jsonfile import decode, dumps
 from ssdtrain.observe import observer
@@ -19,7 +19,7 @@ from ssdtrain.observe.heldsteps import held_steps
 from ssdtrain.observe.heldtimes import HeldTimes
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.memorygoal import MemoryGoal
-from ssdtrain.observe.planner import Planner, Stage
+from ssdtrain.observe.planner import Planner, Purpose
 from ssdtrain.plan.calibrate import (
     Corrections,
     rebuild_key,
@@ -115,15 +115,15 @@ def test_a_step_is_held_when_somebody_asks_for_a_graph(
         assert session.is_settled and not holds
         plan = session.plan
         assert not session.can_capture
-        stages: list[Stage] = []
+        stages: list[Purpose] = []
         for _ in range(12):
             found += train(net, 1)
             stages.append(made[-1].stage)
-        assert stages[:3] == [Stage.HELD, Stage.HELD, Stage.FOLLOWING]
+        assert stages[:3] == [Purpose.HELD, Purpose.HELD, Purpose.FOLLOWING]
         assert session.can_capture and session.plan is plan
         assert same_bits(found, theirs)
         cache, (by,) = session.cache, held
-        assert type(cache.course.observer) is Unobserved
+        assert type(cache.cursor.observer) is Unobserved
         clock = cache.ledger.clock
         assert clock.before_rebuild is None and clock.after_rebuild is None
         profile = session.profile

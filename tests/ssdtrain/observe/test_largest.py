@@ -31,17 +31,17 @@ def largest(goal: Goal = BUDGET, peers: Any = None) -> tuple[LargestBatch, Cache
 def test_the_plan_in_force_has_the_room_it_was_made_with() -> None:
     made, cache = largest()
     made.leave_room(is_followed=True, runs_all=True)
-    assert cache.course.most_ratio == 1.0 and cache.course.runs_all
+    assert cache.cursor.most_ratio == 1.0 and cache.cursor.runs_all
     cache.lanes.largest = {"model/0": saved(200)}
     made.step_ended()
     made.plan_for_it()
     made.leave_room(is_followed=True, runs_all=False)
-    assert cache.course.most_ratio == 1.0, "the next plan is not there"
+    assert cache.cursor.most_ratio == 1.0, "the next plan is not there"
     made.planned()
     made.leave_room(is_followed=True, runs_all=False)
-    assert cache.course.most_ratio == made.planned_ratio > 2.0
+    assert cache.cursor.most_ratio == made.planned_ratio > 2.0
     made.leave_room(is_followed=False, runs_all=True)
-    assert cache.course.most_ratio == math.inf and not cache.course.runs_all
+    assert cache.cursor.most_ratio == math.inf and not cache.cursor.runs_all
     made.restart()
     assert made.planned_ratio == 1.0
 
@@ -56,5 +56,5 @@ def test_without_a_limit_and_of_several_ranks_no_batch_is_too_large() -> None:
         assert not made.has_grown()
         made.plan_for_it()
         made.leave_room(is_followed=True, runs_all=True)
-        assert (made.planned_ratio, cache.course.most_ratio) == (1.0, math.inf)
-        assert not cache.course.runs_all
+        assert (made.planned_ratio, cache.cursor.most_ratio) == (1.0, math.inf)
+        assert not cache.cursor.runs_all

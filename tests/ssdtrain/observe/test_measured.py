@@ -12,7 +12,7 @@ from torch import nn
 import ssdtrain
 from ssdtrain.cache import bypass
 from ssdtrain.cache.bypass import Bypass
-from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.cursor import Unobserved
 from ssdtrain.cache.regions import Choice
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.measured import NUM_REGION_STEPS, Measured
@@ -22,7 +22,7 @@ from ssdtrain.observe.regionsteps import RegionStep
 from ssdtrain.plan.calibrate import Corrections
 from ssdtrain.plan.plan import LinkLoad, Plan, Prediction
 from ssdtrain.plan.profile import HostCost, HostCosts, Profile
-from ssdtrain.plan.simulate import Run
+from ssdtrain.plan.simulate import Simulation
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.plan.test_host import hosted, moved_orders
@@ -64,7 +64,7 @@ def is_clean(cache: Any) -> bool:
     return (
         all(each is None for each in (*own, clock.after_rebuild))
         and not clock.keep_spans
-        and type(cache.course.observer) is Unobserved
+        and type(cache.cursor.observer) is Unobserved
     )
 
 
@@ -198,7 +198,7 @@ def test_the_base_tells_what_region_calls_and_kept_tensors_cost(part: float) -> 
     orders = moved_orders(profile, {0})
 
     def told_ms(profile: Profile) -> float:
-        return Run(Timeline(profile), orders).run().step_ms
+        return Simulation(Timeline(profile), orders).run().step_ms
 
     whole_ms, least_ms = told_ms(profile), told_ms(replace(profile, host_costs=FREE))
     measured = empty(SimpleNamespace(costs=costs, is_on_gpu=True))

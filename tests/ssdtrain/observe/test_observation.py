@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ssdtrain
-from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.cursor import Unobserved
 from ssdtrain.counters import Trace
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.observation import Observation
@@ -41,7 +41,7 @@ class Watched:
     def observe(self) -> None:
         """As a planner does at the start of a step."""
         self.observation.begin()
-        self.cache.course.step_starts()
+        self.cache.cursor.step_starts()
 
     def step(self) -> None:
         self.model(torch.ones(4, 8)).sum().backward()
@@ -54,7 +54,7 @@ class Watched:
             cache.meter is None
             and not cache.ledger.clock.keep_spans
             and not self.trace.enabled
-            and type(cache.course.observer) is Unobserved
+            and type(cache.cursor.observer) is Unobserved
             and not self.observation.is_under_way
         )
 

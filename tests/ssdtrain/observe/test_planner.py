@@ -121,7 +121,7 @@ def train(
 
 def counting(marks: list[int]) -> Hook:
     """Writes down how many marks have been at the start of every step."""
-    return lambda _, session: marks.append(session.cache.course.mark)
+    return lambda _, session: marks.append(session.cache.cursor.mark)
 
 
 def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:

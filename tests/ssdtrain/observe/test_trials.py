@@ -111,7 +111,7 @@ def test_steps_of_other_sizes_are_not_timed() -> None:
     cache = Cache()
     times = StepTimes(cache)  # type: ignore[arg-type]
     for number, resized in enumerate((0, 0, 1, 0)):
-        cache.course.num_resized = resized
+        cache.cursor.num_resized = resized
         cache.ledger.clock.ms = 10.0 * number * number
         times.step_starts()
     assert times.num_steps == 3

@@ -15,7 +15,7 @@ from ssdtrain.engines.peers import StorePeers
 from ssdtrain.plan.agree import Alone, slowest
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.profile import Part, Profile, RegionRun
+from ssdtrain.plan.profile import AttentionPart, Profile, RegionRun
 from tests.ranks import SOON_S
 from tests.ssdtrain.plan import profiles as made
 
@@ -49,8 +49,8 @@ def test_the_slowest_of_everything_is_planned_for() -> None:
 
 def test_the_slowest_second_forward_is_planned_for() -> None:
     """Whichever rank it is of; what its attention saves is the least."""
-    short, long = Part(items=(0,), ms=1.0), Part(items=(0,), ms=2.0)
-    other = Part(items=(1,), ms=3.0)
+    short, long = AttentionPart(items=(0,), ms=1.0), AttentionPart(items=(0,), ms=2.0)
+    other = AttentionPart(items=(1,), ms=3.0)
     early = RegionRun(ms=9.0, host_ms=1.0, other_bytes=5, parts=(short,))
     late = RegionRun(
         ms=4.0, host_ms=2.0, other_bytes=7, parts=(long, other), communicates=True

@@ -5,7 +5,7 @@ import pytest
 from ssdtrain.curves import Curve, Links
 from ssdtrain.plan.calibrate import PlainTimes, calibrated, with_reruns
 from ssdtrain.plan.profile import Item, Mark, Phase, Profile
-from ssdtrain.plan.simulate import Run, keep_all
+from ssdtrain.plan.simulate import Simulation, keep_all
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan.test_regions import KIND, NUM_REGIONS, layers
 
@@ -33,7 +33,7 @@ def test_keeping_everything_takes_the_plain_step() -> None:
     assert found.forward_ms == pytest.approx(3.0)
     assert found.compute_ms == pytest.approx(10.0)
     timeline = Timeline(found)
-    assert Run(timeline, keep_all(timeline)).run().step_ms == pytest.approx(10.0)
+    assert Simulation(timeline, keep_all(timeline)).run().step_ms == pytest.approx(10.0)
     assert [mark.ms for mark in found.marks] == pytest.approx(
         [4 / 3, 4 / 3, 35 / 11, 35 / 11]
     )

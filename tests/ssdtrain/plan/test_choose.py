@@ -17,7 +17,7 @@ from ssdtrain.plan.plan import PLAN_FILE, read_plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.regions import spread
 from ssdtrain.plan.schedule import Style, schedule
-from ssdtrain.plan.simulate import Run, keep_all
+from ssdtrain.plan.simulate import Simulation, keep_all
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan import profiles as made
 from tests.ssdtrain.plan.enumerated import assignments, styles
@@ -50,7 +50,7 @@ def brute_force(
 
 def rank_of(profile: object, goal: Goal, plan: object) -> tuple[float, ...]:
     timeline = Timeline(profile)  # type: ignore[arg-type]
-    outcome = Run(timeline, plan.orders).run()  # type: ignore[attr-defined]
+    outcome = Simulation(timeline, plan.orders).run()  # type: ignore[attr-defined]
     return Judge(timeline, goal).rank(outcome)
 
 
@@ -92,7 +92,7 @@ def test_it_never_loses_to_a_fixed_policy(seed: int, goal: Goal) -> None:
     own = rank_of(profile, goal, choose(profile, goal))
     for fixed in fixed_policies(timeline):
         orders = schedule(timeline, fixed.placements, fixed.style)
-        assert own <= judge.rank(Run(timeline, orders).run()), fixed.name
+        assert own <= judge.rank(Simulation(timeline, orders).run()), fixed.name
 
 
 def test_more_overhead_or_memory_is_never_worse() -> None:
@@ -102,7 +102,7 @@ def test_more_overhead_or_memory_is_never_worse() -> None:
         for limit in (0.0, 0.02, 0.1, 0.3, 1.0)
     ]
     assert all(b <= 1.02 * a for a, b in itertools.pairwise(peaks))
-    keep = Run(Timeline(profile), keep_all(Timeline(profile))).run().peak_bytes
+    keep = Simulation(Timeline(profile), keep_all(Timeline(profile))).run().peak_bytes
     times = [
         choose(profile, Goal(memory_budget_bytes=int(part * keep))).prediction.step_ms
         for part in (0.6, 0.7, 0.8, 0.9, 1.1)
@@ -207,7 +207,7 @@ def test_no_more_regions_run_again_than_a_limit_asks_for(budget: int) -> None:
     assert most_bytes is not None
 
     def peak_bytes(number: int) -> int:
-        return Run(timeline, kept_but(timeline, order[:number])).run().peak_bytes
+        return Simulation(timeline, kept_but(timeline, order[:number])).run().peak_bytes
 
     assert peak_bytes(len(order)) <= most_bytes < peak_bytes(0)
     plan = choose(profile, goal, 1)

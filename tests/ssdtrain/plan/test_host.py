@@ -16,7 +16,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Prediction, Wait
 from ssdtrain.plan.profile import HostCost, HostCosts, Profile
 from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import Run, keep_all, simulate
+from ssdtrain.plan.simulate import Simulation, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.words import explain
 from tests.ssdtrain.plan.profiles import chain
@@ -110,7 +110,7 @@ def test_keeping_everything_takes_what_was_measured(seed: int) -> None:
         Corrections(plain=tuple(ran), host_costs=dearer, copy_slowdown=0.5),
     ):
         timeline = Timeline(corrected(profile, by))
-        run = Run(timeline, keep_all(timeline)).run()
+        run = Simulation(timeline, keep_all(timeline)).run()
         assert run.step_ms == pytest.approx(timeline.profile.compute_ms)
         assert run.host_wait_ms == pytest.approx(0.0, abs=1e-6)
 

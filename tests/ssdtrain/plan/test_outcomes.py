@@ -9,7 +9,7 @@ from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.outcomes import Outcomes
 from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import Outcome, Run
+from ssdtrain.plan.simulate import Outcome, Simulation
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan import profiles as made
 from tests.ssdtrain.plan.enumerated import styles
@@ -29,13 +29,13 @@ def figures(outcome: Outcome) -> tuple[object, ...]:
 def test_each_candidate_once(monkeypatch: pytest.MonkeyPatch) -> None:
     num_runs = 0
 
-    class Counted(Run):
+    class Counted(Simulation):
         def run(self, detailed: bool = False) -> Outcome:
             nonlocal num_runs
             num_runs += 1
             return super().run(detailed)
 
-    monkeypatch.setattr(outcomes, "Run", Counted)
+    monkeypatch.setattr(outcomes, "Simulation", Counted)
     profile = made.drawn(1, 24)
     line, known = Timeline(profile), Outcomes(Timeline(profile))
     draw = random.Random(0)
@@ -50,7 +50,7 @@ def test_each_candidate_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [(case, style) for case in cases for style in styles(line)]
     for case, style in asked * 2:
         fresh = Timeline(profile)
-        own = Run(fresh, schedule(fresh, case, style)).run()
+        own = Simulation(fresh, schedule(fresh, case, style)).run()
         assert figures(known.of(case, style)) == figures(own)
     candidates = {known.placed(case, style) for case, style in asked}
     assert num_runs == len(candidates)

@@ -26,7 +26,7 @@ from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.tools.foresight.graph import Stream
 from ssdtrain.tools.foresight.simulate import Task
-from ssdtrain.tools.foresight.simulate import simulate as simulate_ranks
+from ssdtrain.tools.foresight.simulate import simulate_ranks as simulate_ranks
 
 RECORDED = Path(__file__).parent / "recorded"
 STEPS = RECORDED / "steps.json"

@@ -10,7 +10,7 @@ from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.profile import PROFILE_FILE, Part, Profile, RegionRun
+from ssdtrain.plan.profile import PROFILE_FILE, AttentionPart, Profile, RegionRun
 from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import simulate
@@ -108,7 +108,7 @@ def with_attention(
     """As `layers`, and the first tensor of each region is an attention's."""
     profile = layers(gb_per_s, other_bytes)
     runs = tuple(
-        replace(run, parts=(Part(items=(3 * n + 1,), ms=ms),))
+        replace(run, parts=(AttentionPart(items=(3 * n + 1,), ms=ms),))
         for n, run in enumerate(profile.regions[KIND])
     )
     return replace(profile, regions={KIND: runs})
@@ -129,7 +129,8 @@ def test_moved_attention_is_back_when_its_region_runs_again() -> None:
 def test_a_part_of_another_region_is_refused() -> None:
     profile = with_attention()
     runs = tuple(
-        replace(run, parts=(Part(items=(1,), ms=1.0),)) for run in profile.regions[KIND]
+        replace(run, parts=(AttentionPart(items=(1,), ms=1.0),))
+        for run in profile.regions[KIND]
     )
     with pytest.raises(Unfit, match="parts"):
         PROFILE_FILE.check(replace(profile, regions={KIND: runs}))

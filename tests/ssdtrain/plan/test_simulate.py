@@ -10,7 +10,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.profile import Item, Mark, Phase, Profile
 from ssdtrain.plan.schedule import Late, Style, schedule
-from ssdtrain.plan.simulate import Run, keep_all, simulate
+from ssdtrain.plan.simulate import Simulation, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan import profiles as made
 
@@ -106,7 +106,7 @@ def test_nothing_frees_what_a_frame_holds(
     profile = replace(profile, kinds={"model/0": (first, *rest)})
     keep = keep_all(Timeline(profile))["model/0"]
     leaves = replace(keep[0], placement=placement, release_after=1, load_at=num)
-    run = Run(Timeline(profile), {"model/0": (leaves, *keep[1:])})
+    run = Simulation(Timeline(profile), {"model/0": (leaves, *keep[1:])})
     curve = [num_bytes // MB for _, num_bytes in run.run(detailed=True).curve]
     others = [0, 1, 2, 3, 3, 2, 1, 1]  # at the last one it is back
     at_least = 1 if placement is Placement.OFFLOAD else 0  # its own mark
@@ -121,7 +121,7 @@ def test_ssd_waits_for_staging_and_reads_back() -> None:
         host_bytes=2 * MB,
     )
     each = Order(name="", num_bytes=0, placement=Placement.OFFLOAD_SSD, release_after=1)
-    outcome = Run(Timeline(profile), orders_of(profile, each)).run()
+    outcome = Simulation(Timeline(profile), orders_of(profile, each)).run()
     # Writes of 4 ms each, two buffers: six of the eight packs wait for one.
     assert outcome.moved_bytes["ssd_write"] == 8 * MB
     assert outcome.host_peak_bytes <= 2 * MB
@@ -132,17 +132,17 @@ def test_ssd_without_a_curve_is_an_error() -> None:
     profile = made.chain(2)
     each = Order(name="", num_bytes=0, placement=Placement.OFFLOAD_SSD)
     with pytest.raises(ValueError, match="ssdtrain doctor"):
-        Run(Timeline(profile), orders_of(profile, each)).run()
+        Simulation(Timeline(profile), orders_of(profile, each)).run()
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_scheduled_plan_never_holds_more_than_keep(seed: int) -> None:
     profile = made.drawn(seed, 12, num_lanes=1 + seed % 3)
     timeline = Timeline(profile)
-    keep = Run(timeline, keep_all(timeline)).run()
+    keep = Simulation(timeline, keep_all(timeline)).run()
     for style in (Style(), Style(late=Late.WAIT), Style(window_bytes=8 * MB)):
         everything = placed_by(timeline, lambda *_: Placement.OFFLOAD)
-        outcome = Run(timeline, schedule(timeline, everything, style)).run()
+        outcome = Simulation(timeline, schedule(timeline, everything, style)).run()
         assert outcome.peak_bytes <= keep.peak_bytes
         assert outcome.step_ms >= keep.step_ms - 1e-9
 
@@ -154,7 +154,7 @@ def test_a_faster_link_is_never_slower(seed: int) -> None:
     everything = placed_by(timeline, lambda *_: Placement.OFFLOAD)
     orders = schedule(timeline, everything, Style(window_bytes=8 * MB, late=Late.WAIT))
     times = [
-        Run(Timeline(made.with_links(profile, rate)), orders).run().step_ms
+        Simulation(Timeline(made.with_links(profile, rate)), orders).run().step_ms
         for rate in (1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
     ]
     assert times == sorted(times, reverse=True)

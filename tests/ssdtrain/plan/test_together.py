@@ -8,7 +8,7 @@ import pytest
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import Run
+from ssdtrain.plan.simulate import Simulation
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan import profiles as made
 from tests.ssdtrain.plan.profiles import MB
@@ -31,9 +31,9 @@ def test_any_plan_is_predicted_to_hold_no_more_than_batches(seed: int) -> None:
         kind: [draw.choice(options(timeline, item)) for item in items]
         for kind, items in profile.kinds.items()
     }
-    alone = Run(timeline, schedule(timeline, placements)).run()
+    alone = Simulation(timeline, schedule(timeline, placements)).run()
     orders = schedule(Timeline(priced(profile)), placements)
-    together = Run(timeline, orders).run()
+    together = Simulation(timeline, orders).run()
     most_bytes = 0.01 * profile.saved_bytes
     assert together.peak_bytes <= alone.peak_bytes + 2 * most_bytes + 8 * MB
     assert together.stall_ms <= alone.stall_ms + 0.001 * alone.step_ms

@@ -12,7 +12,7 @@ from ssdtrain.plan.scaled import (
     Growth,
     scaled,
 )
-from ssdtrain.plan.simulate import Run, simulate
+from ssdtrain.plan.simulate import Simulation, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import (
     MOST_RATIO,
@@ -55,14 +55,16 @@ def test_each_serves_batches_up_to_its_size(recorded: Profile, share: float) -> 
         placements = {order.placement for order in each.plan.orders["model/0"]}
         assert placements <= {Placement.KEEP, Placement.RERUN}
         larger = Timeline(scaled(recorded, each.ratio))
-        peak_bytes = Run(larger, at_size(each.plan.orders, larger)).run().peak_bytes
+        peak_bytes = (
+            Simulation(larger, at_size(each.plan.orders, larger)).run().peak_bytes
+        )
         assert peak_bytes <= most_bytes
         if each.ratio < MOST_RATIO:
             # And not by far: what is between two sizes is on a line, nearly.
             beyond = Timeline(scaled(recorded, 1.2 * each.ratio))
-            assert Run(beyond, at_size(each.plan.orders, beyond)).run().peak_bytes > (
-                most_bytes
-            )
+            assert Simulation(
+                beyond, at_size(each.plan.orders, beyond)
+            ).run().peak_bytes > (most_bytes)
 
 
 @pytest.mark.parametrize("bend", [0.25, 1.0, 4.0])

@@ -65,7 +65,7 @@ class Watch:
         if asked is None:
             return
         operands = compiled.operands(asked)
-        values = [self.rebuilder.peek(held.holder) for held in operands]
+        values = [self.rebuilder.peek(each.holder) for each in operands]
         base = tensor if tensor._base is None else tensor._base
         made = evaluate(compiled.expression, values)
         self.equal.append(same_bits(made, base.detach()))

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssdtrain
-from ssdtrain.cache.moved import Moved, MovedHandle
+from ssdtrain.cache.moved import MovedHandle, MovedTensor
 from ssdtrain.cache.record import Lane, LaneProfile
 from ssdtrain.rebuild.expression import Layout
 from tests.ssdtrain.rebuild.bodies import Body, Net, Pure, check
@@ -115,13 +115,13 @@ def test_an_item_that_was_changed_is_no_operand() -> None:
         recipes: Any = session.cache.recipes
         tensor, run = torch.zeros(2), SimpleNamespace(nothing=torch.empty(0))
         lane = Lane("", LaneProfile())
-        moved = Moved(tensor, "item", lane, session.cache.ledger, None)
+        moved = MovedTensor(tensor, "item", lane, session.cache.ledger, None)
         handle = MovedHandle(moved, tensor, run, None)
-        found = recipes.keeper.held(handle, None)
+        found = recipes.keeper.saved(handle, None)
         assert found.owner is moved
         assert found.layout == Layout.of(tensor)
         tensor.add_(1)
-        assert recipes.keeper.held(handle, None) is None
+        assert recipes.keeper.saved(handle, None) is None
 
 
 def test_an_item_of_another_session_is_no_operand() -> None:
@@ -131,4 +131,4 @@ def test_an_item_of_another_session_is_no_operand() -> None:
         moved.moved = SimpleNamespace(ledger=object())  # type: ignore[assignment]
         moved.epsilon = None
         recipes: Any = session.cache.recipes
-        assert recipes.keeper.held(moved, None) is None
+        assert recipes.keeper.saved(moved, None) is None

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import ssdtrain
 from ssdtrain.counters import StepReport
 from ssdtrain.errors import InPlaceError
-from ssdtrain.rebuild.expression import Expression, Held, Layout, evaluate
+from ssdtrain.rebuild.expression import Expression, Layout, TensorInput, evaluate
 from tests.ssdtrain.bits import same_bits
 
 WIDTH, ROWS = 16, 12
@@ -198,7 +198,7 @@ def test_what_several_parts_read_is_made_once() -> None:
         return 2 * x
 
     x = torch.arange(4.0)
-    held = Held(holder=None, layout=Layout.of(x))
+    held = TensorInput(holder=None, layout=Layout.of(x))
     inner = Expression(recipe="a", function=double, operands=(held,), constants=())
     scaled = Expression(
         recipe="b", function=torch.mul, operands=(inner, 3.0), constants=()
@@ -206,7 +206,7 @@ def test_what_several_parts_read_is_made_once() -> None:
     both = Expression(
         recipe="c", function=torch.add, operands=(scaled, inner), constants=()
     )
-    assert both.held == (held,)
+    assert both.inputs == (held,)
     assert torch.equal(evaluate(both, [x]), 8 * x)
     assert torch.equal(evaluate(both.without_holders(), [x]), 8 * x)
     assert calls == ["double", "double"]

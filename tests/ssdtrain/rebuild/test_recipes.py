@@ -16,7 +16,7 @@ from ssdtrain.errors import ActivationChangedError
 from ssdtrain.rebuild.dropout import MASK, Draws
 from ssdtrain.rebuild.expression import Expression, GeneratorState
 from ssdtrain.rebuild.finder import Finder
-from ssdtrain.rebuild.node import Producer, Recipe
+from ssdtrain.rebuild.node import Producer, RecipeBuilder
 from ssdtrain.rebuild.recipes import rules_of
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -87,13 +87,13 @@ def wrong_epsilon(function: Function) -> Function:
     return mutant
 
 
-def built_in() -> dict[str, Recipe]:
+def built_in() -> dict[str, RecipeBuilder]:
     """Recipes that no plan has to weigh."""
     rows = rules_of(weighed=False).items()
     return {name: row.recipe for name, row in rows if row.recipe is not None}
 
 
-def use(monkeypatch: pytest.MonkeyPatch, name: str, recipe: Recipe) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, name: str, recipe: RecipeBuilder) -> None:
     """Make sessions use this recipe."""
     rows = rules_of(weighed=False)
     rows[name] = rows[name]._replace(recipe=recipe)

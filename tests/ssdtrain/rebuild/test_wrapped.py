@@ -126,7 +126,7 @@ def test_rows_do_what_the_general_path_does(
                 general = lambda own, cache, lane, plan, all: all  # noqa: E731
                 monkeypatch.setattr(Tables, "hooks_of", general)
             searches.clear()
-            before, mark = mark, session.cache.course.mark
+            before, mark = mark, session.cache.cursor.mark
             if number > FIRST_TABLE:
                 found.append(mark - before)
         assert session.cache.is_idle and session.live_bytes == 0

@@ -111,7 +111,7 @@ def planned(
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What happens to the attention calls of re-runs."""
     told: list[str] = []
-    serve = attention.Watched.serve
+    serve = attention.RerunAttention.serve
 
     def serving(self: Any, func: Any, args: Any, kwargs: Any) -> Any:
         made = serve(self, func, args, kwargs)
@@ -121,7 +121,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(attention.Watched, "serve", serving)
+        patch.setattr(attention.RerunAttention, "serve", serving)
         yield told
 
 

@@ -14,8 +14,8 @@ def inputs(length: int = 8) -> list[Tensor]:
     return [torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3)]
 
 
-def saving(watched: attention.Watched, forward: Callable[[], Tensor]) -> Tensor:
-    """Run a forward whose saved tensors a `Watched` hears of."""
+def saving(watched: attention.RerunAttention, forward: Callable[[], Tensor]) -> Tensor:
+    """Run a forward whose saved tensors a `RerunAttention` hears of."""
     count = [0]
 
     def pack(tensor: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def detached(tensor: Tensor) -> Tensor:
 
 
 def learnt(forward: Callable[[], Tensor], output: int) -> attention.Spot:
-    watched = attention.Watched(attention.windows_around([output], 9), {})
+    watched = attention.RerunAttention(attention.windows_around([output], 9), {})
     saving(watched, forward)
     (found,) = watched.learnt
     return found.spot
@@ -59,7 +59,7 @@ def test_what_is_stored_must_have_its_form() -> None:
     plain = forward().detach()
     for stored in (plain * 2, plain.double()):
         results = {3: like(spot, 1), 4: stored}
-        watched = attention.Watched(attention.windows_of([spot]), results)
+        watched = attention.RerunAttention(attention.windows_of([spot]), results)
         found = saving(watched, forward)
         fits = stored.dtype is plain.dtype
         assert torch.equal(found, stored if fits else plain)
@@ -103,6 +103,6 @@ def test_an_answer_that_is_saved_elsewhere_is_no_answer() -> None:
     spot = learnt(forward, 4)
     stored = {3: like(spot, 1), 4: like(spot, 0)}
     keeps[0] = False
-    watched = attention.Watched(attention.windows_of([spot]), stored)
+    watched = attention.RerunAttention(attention.windows_of([spot]), stored)
     saving(watched, forward)
     assert watched.is_wrong and watched.reasons

@@ -287,13 +287,13 @@ def test_marks_are_the_general_paths(
     with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
         steps = train(model, mean, NUM_COMPILED + 5)
         for number, _ in enumerate(steps):
-            course = session.cache.course
+            cursor = session.cache.cursor
             if number == NUM_OBSERVED:
                 planned(session, inputs, 0.5)
             if number == NUM_COMPILED + 2:
                 general = lambda own, cache, lane, plan, all: all  # noqa: E731
                 monkeypatch.setattr(Tables, "hooks_of", general)
-            before, mark = mark, course.mark
+            before, mark = mark, cursor.mark
             if number > NUM_COMPILED:
                 found.append(mark - before)
         reports = session.steps[-4:]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.simulate import Run, keep_all
+from ssdtrain.plan.simulate import Simulation, keep_all
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import all_again
 from ssdtrain.transfer.device import CpuDevice
@@ -99,7 +99,7 @@ def test_states_of_a_scan_go_in_the_observed_step_as_well(
     states = (LENGTH - 4) * STATE_BYTES
     assert [call.small_bytes for call in calls] == pytest.approx([states] * DEPTH, 0.1)
     timeline = Timeline(profile)
-    kept = Run(timeline, keep_all(timeline)).run().peak_bytes
+    kept = Simulation(timeline, keep_all(timeline)).run().peak_bytes
     assert kept > DEPTH * 0.9 * states
     plan = all_again(profile, profile, Goal(memory_budget_bytes=budget))
     assert plan is not None and plan.prediction is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.report.table import rows
+from ssdtrain.tools.report.table import result_rows
 from ssdtrain.train import trainer
 from ssdtrain.train.comparison import COPIES, WORKED, Comparison, compare
 from ssdtrain.train.settings import RunSettings
@@ -94,7 +94,7 @@ def test_an_ssd_target_that_writes_nothing_says_why(
     result = Trainer(tiny(offload=offload)).run()
     assert result["ok"] and "writes_confirmed" not in result["verdict"]
     assert result["why_nothing_left"].startswith(why)
-    table = {row.name: row for row in rows(result)}
+    table = {row.name: row for row in result_rows(result)}
     assert table["offloaded"].with_ == "0 B"
     assert table["offloaded"].note.startswith(why)
     if "min_bytes" in settings:

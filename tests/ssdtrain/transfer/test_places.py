@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssdtrain.transfer.copies import Copies, buffer_for, fits, give_back
+from ssdtrain.transfer.copies import Copies, buffer_for, fits_buffer, give_back
 from ssdtrain.transfer.device import CpuDevice
 from ssdtrain.transfer.pinned import PinnedPool
 from tests.ssdtrain.bits import same_bits
@@ -110,7 +110,7 @@ def test_another_layout_does_not_fit(pool: PinnedPool, other: Tensor) -> None:
     tensor = torch.zeros(8, 4)
     place = buffer_for(pool, tensor)
     assert place is not None
-    assert fits(place, tensor) and not fits(place, other)
+    assert fits_buffer(place, tensor) and not fits_buffer(place, other)
 
 
 def test_a_permuted_tensor_comes_back_as_it_was(pool: PinnedPool) -> None:

@@ -14,10 +14,10 @@ from ssdtrain.tools.foresight.edits import (
     removed,
     replaced,
 )
-from ssdtrain.tools.foresight.graph import Graph, Node, Storage, Stream, TensorInfo
+from ssdtrain.tools.foresight.graph import Allocation, Graph, Node, Stream, TensorInfo
 from ssdtrain.tools.foresight.lowering import lower
 from ssdtrain.tools.foresight.reuse import BINS, distinct_share
-from ssdtrain.tools.foresight.simulate import Task, simulate
+from ssdtrain.tools.foresight.simulate import Task, simulate_ranks
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_node_is_inserted_removed_and_replaced(graph: Graph) -> None:
     info = replace(graph.tensors[relu.outputs[0]], storage=storage)
     extra = {
         "tensors": {tensor: info},
-        "storages": {storage: Storage(num_bytes=info.num_bytes, born=0, dies=0)},
+        "storages": {storage: Allocation(num_bytes=info.num_bytes, born=0, dies=0)},
     }
     copy = Node(
         name="aten::clone", phase=relu.phase, inputs=relu.inputs, outputs=(tensor,)
@@ -94,7 +94,7 @@ def test_kernels_of_both_queues_overlap() -> None:
             Task(name="right", host_us=1, device_us=100),
             Task(name="sum", host_us=1, device_us=10, after=(0, 1)),
         ]
-        return simulate([tasks]).step_us
+        return simulate_ranks([tasks]).step_us
 
     assert step(Stream.SIDE) < 120 < 205 < step(Stream.COMPUTE)
 

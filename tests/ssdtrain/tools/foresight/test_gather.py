@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ssdtrain.tools.foresight import bodies, calls, design, gather
-from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.call import KernelFamily
 from ssdtrain.tools.foresight.spec import Kind
 
 CPU = torch.device("cpu")
@@ -23,20 +23,20 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gather_goes_on_where_it_ended(tmp_path: Path) -> None:
     path = tmp_path / "times.jsonl"
-    assert gather.gather({Family.MEMORY: 4}, path, CPU) == 4
+    assert gather.gather({KernelFamily.MEMORY: 4}, path, CPU) == 4
     path.write_text(path.read_text() + '{"family": "mem')  # killed while writing
-    assert gather.gather({Family.MEMORY: 6, Family.NORM: 3}, path, CPU) == 5
-    assert gather.gather({Family.MEMORY: 6, Family.NORM: 3}, path, CPU) == 0
+    assert gather.gather({KernelFamily.MEMORY: 6, KernelFamily.NORM: 3}, path, CPU) == 5
+    assert gather.gather({KernelFamily.MEMORY: 6, KernelFamily.NORM: 3}, path, CPU) == 0
     times = gather.read_times(path)
     assert len(times) == 9
     assert all(us > 0 for _, us in times)
-    drawn = design.draw(Family.MEMORY, 0, limits=design.LIMITS[Kind.CPU])
+    drawn = design.draw(KernelFamily.MEMORY, 0, limits=design.LIMITS[Kind.CPU])
     assert times[0][0] == drawn
 
 
 def test_what_cannot_run_is_written_down_and_not_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "times.jsonl"
-    gather.gather({Family.NORM: 24}, path, CPU)
+    gather.gather({KernelFamily.NORM: 24}, path, CPU)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     failed = [row for row in rows if row["us"] is None]
     # A CPU has no backward of the fused normalization.

@@ -9,21 +9,21 @@ from torch import nn
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight import edits
-from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.call import KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.graph import (
     Graph,
     data_dependencies,
-    from_json,
-    to_json,
+    graph_from_json,
+    graph_to_json,
 )
 from ssdtrain.tools.foresight.lowering import lower
 from ssdtrain.tools.foresight.memory import estimate_peak
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.price import price, steady_us
-from ssdtrain.tools.foresight.ranks import Layout, Spread, estimate_ranks
+from ssdtrain.tools.foresight.ranks import RankLayout, Spread, estimate_ranks
 
 
 class Block(nn.Module):
@@ -51,7 +51,7 @@ def products(graph: Graph) -> list[float]:
         found += [
             call.flops
             for call in lower(graph, node).calls
-            if call.family is Family.PRODUCT
+            if call.family is KernelFamily.PRODUCT
         ]
     return found
 
@@ -62,19 +62,19 @@ def test_products_count_as_on_paper() -> None:
     graph = graph_of()
     each = 2 * 16 * 64 * 256
     assert products(graph) == [each] * 12
-    assert {node.phase for node in graph.nodes} == set(Phase)
+    assert {node.phase for node in graph.nodes} == set(StepPhase)
     assert {node.module for node in graph.nodes} >= {"0.norm", "0.up", "1.down"}
 
 
 def test_json_round_trip() -> None:
     graph = graph_of()
-    again = from_json(json.loads(json.dumps(to_json(graph))))
+    again = graph_from_json(json.loads(json.dumps(graph_to_json(graph))))
     assert again.nodes == graph.nodes
-    assert to_json(again) == to_json(graph)
+    assert graph_to_json(again) == graph_to_json(graph)
 
 
 def test_json_uses_chakra_names() -> None:
-    node = to_json(graph_of())["nodes"][0]
+    node = graph_to_json(graph_of())["nodes"][0]
     assert {"id", "name", "type", "data_deps", "inputs", "outputs", "attr"} < set(node)
     assert node["type"] == "COMP_NODE"
     assert set(node["inputs"]) == {"values", "shapes", "types"}
@@ -90,9 +90,9 @@ def test_json_uses_chakra_names() -> None:
     ],
 )
 def test_damaged_graphs_are_refused(change: dict[str, Any]) -> None:
-    values = {**to_json(graph_of()), **change}
+    values = {**graph_to_json(graph_of()), **change}
     with pytest.raises(ConfigError):
-        from_json(values)
+        graph_from_json(values)
 
 
 def test_what_cannot_be_captured_says_so() -> None:
@@ -173,7 +173,7 @@ def test_a_step_s_element_wise_chains_become_one_kernel_each() -> None:
         graph = capture(model, forward)
     joined = edits.fused_pointwise(graph)
     chains = [n for n in joined.nodes if n.name == "inductor::"]
-    assert [n.phase for n in chains].count(Phase.FORWARD) == 1 < len(chains)
+    assert [n.phase for n in chains].count(StepPhase.FORWARD) == 1 < len(chains)
     assert products(joined) == products(graph)
     assert not any("tanh" in n.name for n in joined.nodes)
     size = 32 * 64 * 4
@@ -184,7 +184,7 @@ def test_a_step_s_element_wise_chains_become_one_kernel_each() -> None:
     assert estimate_peak(joined).peak_bytes <= estimate_peak(graph).peak_bytes
     device = bare_device("h100")
     before, after = (price(g, device).by_family_us for g in (graph, joined))
-    assert after[Family.MEMORY] < 0.7 * before[Family.MEMORY]
+    assert after[KernelFamily.MEMORY] < 0.7 * before[KernelFamily.MEMORY]
     made: set[int] = {n for n, s in joined.storages.items() if s.born < 0}
     for node in joined.nodes:
         assert {joined.tensors[t].storage for t in node.inputs} <= made, node.name
@@ -196,7 +196,7 @@ def test_who_reads_a_view_waits_for_the_kernel_behind_it() -> None:
     graph = graph_of()
     deps = data_dependencies(graph)
     assert not any(graph.nodes[d].is_view for own in deps for d in own)
-    update = next(i for i, n in enumerate(graph.nodes) if n.phase is Phase.UPDATE)
+    update = next(i for i, n in enumerate(graph.nodes) if n.phase is StepPhase.UPDATE)
     makers = {graph.nodes[d].name for d in deps[update]}
     assert makers == {"aten::mm", "aten::sum", "aten::native_layer_norm_backward"}
 
@@ -213,7 +213,7 @@ def test_backward_has_the_operators_that_run_without_a_mode() -> None:
             return (y[:, at, at].sum() + (y * y).sum()).square()
 
         graph = capture(layer, forward)
-    backward = [n.name for n in graph.nodes if n.phase is Phase.BACKWARD]
+    backward = [n.name for n in graph.nodes if n.phase is StepPhase.BACKWARD]
     assert "aten::_index_put_impl_" in backward and "aten::add_" in backward
     assert not {"aten::index_put", "aten::add"} & set(backward)
     [put] = [n for n in graph.nodes if n.name == "aten::_index_put_impl_"]
@@ -227,7 +227,7 @@ def test_ranks_hold_their_share_and_networks_are_slower() -> None:
     cluster = cluster_of("nvlink:8,ib:400G", device.spec)
     found = {
         number: estimate_ranks(
-            graph, device, cluster, Layout(spread=Spread.FSDP, num_ranks=number)
+            graph, device, cluster, RankLayout(spread=Spread.FSDP, num_ranks=number)
         )
         for number in (2, 4, 8, 64)
     }
@@ -239,6 +239,6 @@ def test_ranks_hold_their_share_and_networks_are_slower() -> None:
     assert saved == pytest.approx(4 * weights * (1 / 2 - 1 / 64), rel=0.05)
     assert found[64].communication_us > 2 * found[8].communication_us
     alone = estimate_peak(graph).peak_bytes
-    layout = Layout(spread=Spread.DDP, num_ranks=2)
+    layout = RankLayout(spread=Spread.DDP, num_ranks=2)
     spread = estimate_ranks(graph, device, cluster, layout)
     assert spread.peak_bytes - alone == pytest.approx(weights, rel=0.05)

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from ssdtrain.tools.foresight import calls, design
-from ssdtrain.tools.foresight.call import Call, Family
-from ssdtrain.tools.foresight.device import Device, from_json, load_device, to_json
+from ssdtrain.tools.foresight.call import Call, KernelFamily
+from ssdtrain.tools.foresight.device import DeviceCosts, from_json, load_device, to_json
 from ssdtrain.tools.foresight.host import HostTable
 from ssdtrain.tools.foresight.laws import fit_law, law_us
 from ssdtrain.tools.foresight.spec import H100, H200
@@ -30,7 +30,7 @@ def test_a_law_finds_the_constants_of_a_made_up_device() -> None:
     noise = random.Random(3)
     drawn_calls = [cold(index) for index in range(160)]
     times = [(c, made_up_us(c) * noise.gauss(1.0, 0.02)) for c in drawn_calls]
-    law = fit_law(Family.MEMORY, [(times, H100)])
+    law = fit_law(KernelFamily.MEMORY, [(times, H100)])
     unseen = [cold(index) for index in range(200, 240)]
     found = law_us(law, unseen, H100)
     errors = [
@@ -46,13 +46,13 @@ def test_a_law_finds_the_constants_of_a_made_up_device() -> None:
 
 def test_a_device_with_laws_survives_json() -> None:
     shipped = load_device("h200")
-    device = Device(
+    device = DeviceCosts(
         spec=H200,
         host=HostTable([]),
-        laws={Family.ATTENTION: shipped.laws[Family.ATTENTION]},
-        forests={Family.ATTENTION: shipped.forests[Family.ATTENTION]},
+        laws={KernelFamily.ATTENTION: shipped.laws[KernelFamily.ATTENTION]},
+        forests={KernelFamily.ATTENTION: shipped.forests[KernelFamily.ATTENTION]},
     )
     again = from_json(json.loads(json.dumps(to_json(device))))
     assert to_json(again) == to_json(device)
-    call = design.draw(Family.ATTENTION, 3)
+    call = design.draw(KernelFamily.ATTENTION, 3)
     assert again.kernel_us(call) == pytest.approx(shipped.kernel_us(call))

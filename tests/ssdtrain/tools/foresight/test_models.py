@@ -10,14 +10,14 @@ import pytest
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight import design
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.device import (
-    Device,
+    DeviceCosts,
     from_json,
     load_device,
     to_json,
 )
-from ssdtrain.tools.foresight.features import names_of, row_of
+from ssdtrain.tools.foresight.features import feature_names, row_of
 from ssdtrain.tools.foresight.fit import (
     errors_of,
     fit_forest,
@@ -42,7 +42,7 @@ def made_up_us(call: Call, noise: random.Random) -> float:
 
 def made_up_times(count: int) -> list[tuple[Call, float]]:
     noise = random.Random(1)
-    drawn = (design.draw(Family.PRODUCT, i) for i in range(count))
+    drawn = (design.draw(KernelFamily.PRODUCT, i) for i in range(count))
     return [(call, made_up_us(call, noise)) for call in drawn]
 
 
@@ -70,18 +70,20 @@ def test_trees_that_would_not_end_are_refused(trees: Any) -> None:
     )
     with pytest.raises(ConfigError, match="kernel models"):
         forest.check()
-    device = Device(spec=H100, host=HostTable([]), forests={Family.PRODUCT: forest})
+    device = DeviceCosts(
+        spec=H100, host=HostTable([]), forests={KernelFamily.PRODUCT: forest}
+    )
     with pytest.raises(ConfigError, match="damaged"):
         from_json(to_json(device))
 
 
-@pytest.mark.parametrize("family", list(Family))
-def test_the_design_is_the_same_whenever_it_is_drawn(family: Family) -> None:
+@pytest.mark.parametrize("family", list(KernelFamily))
+def test_the_design_is_the_same_whenever_it_is_drawn(family: KernelFamily) -> None:
     for index in range(40):
         call = design.draw(family, index)
         assert call == design.draw(family, index)
         assert design.LIMITS[Kind.CUDA].allow(call)
-        assert len(row_of(call, H100, 5.0)) == len(names_of(family))
+        assert len(row_of(call, H100, 5.0)) == len(feature_names(family))
     assert design.draw(family, 0) != design.draw(family, 0, seed=1)
 
 
@@ -91,10 +93,10 @@ def test_too_few_times_are_refused() -> None:
 
 
 def test_a_device_survives_json_and_scales() -> None:
-    device = Device(
+    device = DeviceCosts(
         spec=H200,
         host=HostTable([]),
-        errors={Family.PRODUCT: 0.05},
+        errors={KernelFamily.PRODUCT: 0.05},
         power=Power(
             limit_watts=700, idle_watts=100, joules_per_tflop=0.5, joules_per_gb=0.05
         ),

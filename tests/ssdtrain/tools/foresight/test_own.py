@@ -13,17 +13,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight import bodies, design, fit, learn
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.device import from_json, load_device, to_json
 from ssdtrain.tools.foresight.gather import read_times
 from ssdtrain.tools.foresight.host import HostTable
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.recorder import IN_PLACE
-from ssdtrain.tools.foresight.spec import Kind, Spec
+from ssdtrain.tools.foresight.spec import DeviceSpec, Kind
 
 CPU = design.LIMITS[Kind.CPU]
-MADE_UP = Spec(
+MADE_UP = DeviceSpec(
     name="made up",
     kind=Kind.CPU,
     num_sms=1,
@@ -95,14 +95,16 @@ def test_a_step_captured_without_memory_is_what_a_cpu_runs() -> None:
 
 
 def host(t1: float, t5: float) -> HostTable:
-    names = [f"{phase.value} aten::{name}" for phase in Phase for name in ("mm", "t")]
+    names = [
+        f"{phase.value} aten::{name}" for phase in StepPhase for name in ("mm", "t")
+    ]
     return HostTable.from_dict(
         {n: (t1, 0, 0, 0, t5 * n.endswith(":t"), n.endswith("mm")) for n in names}
     )
 
 
 def made_up_times(
-    family: Family, count: int, seed: int = 1
+    family: KernelFamily, count: int, seed: int = 1
 ) -> list[tuple[Call, float]]:
     noise = random.Random(seed)
     found = []
@@ -116,14 +118,14 @@ def made_up_times(
 def test_an_assembled_machine_has_error_bars_and_survives_json() -> None:
     pytest.importorskip("sklearn")
     times = [
-        *made_up_times(Family.PRODUCT, 60),
-        *made_up_times(Family.MEMORY, 60),
-        *made_up_times(Family.NORM, 5),
+        *made_up_times(KernelFamily.PRODUCT, 60),
+        *made_up_times(KernelFamily.MEMORY, 60),
+        *made_up_times(KernelFamily.NORM, 5),
     ]
     device = learn.assemble(Kind.CPU, times, host(1.0, 1.0))
-    assert set(device.forests) == {Family.PRODUCT, Family.MEMORY}
-    assert 0.0 < device.errors[Family.PRODUCT] < 0.3
-    assert device.error(Family.NORM) == pytest.approx(0.3)  # its roofline alone
+    assert set(device.forests) == {KernelFamily.PRODUCT, KernelFamily.MEMORY}
+    assert 0.0 < device.errors[KernelFamily.PRODUCT] < 0.3
+    assert device.error(KernelFamily.NORM) == pytest.approx(0.3)  # its roofline alone
     again = from_json(json.loads(json.dumps(to_json(device))))
     assert again.spec.kind is Kind.CPU
     for call, _ in times:
@@ -139,7 +141,7 @@ def test_learn_then_predict(
     monkeypatch.setattr(bodies, "COLD_BYTES", 1e5)
     small = design.Limits(num_bytes=2e5, flops=1e6, fp32_flops=1e6, has_half=False)
     monkeypatch.setitem(design.LIMITS, Kind.CPU, small)
-    counts = {Family.PRODUCT: 30, Family.MEMORY: 30, Family.NORM: 5}
+    counts = {KernelFamily.PRODUCT: 30, KernelFamily.MEMORY: 30, KernelFamily.NORM: 5}
     monkeypatch.setattr(learn, "COUNTS", counts)
     monkeypatch.setattr(learn, "ROUNDS", 1)
     times, own = tmp_path / "times.jsonl", tmp_path / "own.json"

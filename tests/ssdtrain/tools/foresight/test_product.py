@@ -11,12 +11,12 @@ from ssdtrain.plan.profile import PROFILE_FILE, Phase
 from ssdtrain.plan.simulate import keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.call import KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.device import (
     DATA,
     SUFFIX,
-    Device,
+    DeviceCosts,
     load_device,
     shipped,
     transferred,
@@ -30,7 +30,7 @@ LINKS = links_of(SPECS["h200"])
 
 
 @pytest.fixture(scope="module")
-def device() -> Device:
+def device() -> DeviceCosts:
     return load_device("h100")
 
 
@@ -38,12 +38,12 @@ def test_shipped_devices_load_and_are_small() -> None:
     assert "h100" in shipped()
     for name in shipped():
         found = load_device(name)
-        assert set(found.forests) == set(Family) == set(found.errors)
+        assert set(found.forests) == set(KernelFamily) == set(found.errors)
         assert found.host.knows("aten::addmm")
         assert (DATA / f"{name}{SUFFIX}").stat().st_size < 900_000
 
 
-def test_a_product_takes_what_a_product_takes(device: Device) -> None:
+def test_a_product_takes_what_a_product_takes(device: DeviceCosts) -> None:
     """4096 x 4096 x 4096 in bf16: 197 us at length on this board, 15 % faster cold."""
     from ssdtrain.tools.foresight import calls
 
@@ -51,7 +51,7 @@ def test_a_product_takes_what_a_product_takes(device: Device) -> None:
     assert 150 < us < 250
 
 
-def test_plan_without_a_gpu_uses_kernel_models(device: Device) -> None:
+def test_plan_without_a_gpu_uses_kernel_models(device: DeviceCosts) -> None:
     """Four blocks of 8192 at batch 16 x 1024 took 527 ms on an H200, whose products run
     as fast as this device's."""
     build = build_of("blocks:8192x4", 1024)
@@ -72,7 +72,7 @@ def test_plan_without_a_gpu_uses_kernel_models(device: Device) -> None:
     ],
 )
 def test_an_h200_from_an_h100_by_its_data_sheet(
-    device: Device, model: str, batch: int, sequence: int, measured_ms: float
+    device: DeviceCosts, model: str, batch: int, sequence: int, measured_ms: float
 ) -> None:
     """Forward and backward as recorded in recipes/bench/results/planner, none of them
     seen by the models: 10 % at most."""
@@ -83,7 +83,7 @@ def test_an_h200_from_an_h100_by_its_data_sheet(
 
 @pytest.mark.parametrize("model", ["blocks:128x2", "blocks:4096x2"])
 def test_a_plan_on_paper_keeps_all_in_the_predicted_step(
-    device: Device, model: str
+    device: DeviceCosts, model: str
 ) -> None:
     """One simulator: bound by the host or by the device, what `plan` says of keeping
     all is what `foresight predict` says of the step."""

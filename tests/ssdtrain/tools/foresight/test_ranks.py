@@ -15,12 +15,12 @@ from ssdtrain.tools.foresight.collectives import (
 )
 from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.sharding import (
+    EmbeddingTable,
     Lookups,
-    Table,
     candidates,
-    drawn,
     greedy,
     naive,
+    random_sharding,
 )
 
 
@@ -31,7 +31,9 @@ def test_the_message_of_the_source_s_example() -> None:
 
 
 def test_greedy_balances_and_naive_counts() -> None:
-    tables = [Table(rows=10**6, width=64, lookups=n) for n in (8, 1, 1, 1, 1, 4)]
+    tables = [
+        EmbeddingTable(rows=10**6, width=64, lookups=n) for n in (8, 1, 1, 1, 1, 4)
+    ]
     ranks = greedy(tables, 2, lambda t: t.lookups)
     loads = [
         sum(t.lookups for t, r in zip(tables, ranks, strict=True) if r == k)
@@ -39,10 +41,10 @@ def test_greedy_balances_and_naive_counts() -> None:
     ]
     assert sorted(loads) == [8, 8]
     assert naive(tables, 2) == (0, 1, 0, 1, 0, 1)
-    assert drawn(tables, 2, 1) == drawn(tables, 2, 1)
+    assert random_sharding(tables, 2, 1) == random_sharding(tables, 2, 1)
 
 
-def published_tables(rng: random.Random, heavy: bool) -> list[Table]:
+def published_tables(rng: random.Random, heavy: bool) -> list[EmbeddingTable]:
     """Tables with the spread of the published production sets: sizes log-uniform from
     1e3 to 4e6 rows, lookups from a long tail with a mean of 2 (normal) or 20 and more
     (heavy), widths 32 to 256."""
@@ -52,7 +54,7 @@ def published_tables(rng: random.Random, heavy: bool) -> list[Table]:
         mean = 20 * rng.uniform(1.0, 5.0) if heavy else rng.lognormvariate(0.3, 1.2)
         rows = round(10 ** rng.uniform(3, 6.6))
         tables.append(
-            Table(
+            EmbeddingTable(
                 rows=rows,
                 width=rng.choice((32, 64, 128, 256)),
                 lookups=max(1.0, mean),
@@ -66,7 +68,7 @@ class Machine(Lookups):
     """A machine that differs from what the predictor believes: tables cost by a law of
     its own and every time is off by some percent."""
 
-    def table_us(self, table: Table, variant: str) -> float:
+    def table_us(self, table: EmbeddingTable, variant: str) -> float:
         rng = random.Random(f"{table}/{variant}")
         cold = table.rows * table.width * 4 > 50e6
         factor = rng.gauss(1.0, 0.08) * (1.15 if cold else 0.9)
@@ -101,7 +103,7 @@ def test_regret_of_the_predicted_sharding() -> None:
 def test_a_sharding_that_does_not_fit_is_refused() -> None:
     lookups = Lookups(device=bare_device("h100"), fabric=straight_fabric(1, 1), batch=8)
     with pytest.raises(ConfigError, match="ranks 0 to 1"):
-        lookups.step_us([Table(rows=10, width=4, lookups=1)], (2,), 2)
+        lookups.step_us([EmbeddingTable(rows=10, width=4, lookups=1)], (2,), 2)
 
 
 def test_a_fitted_curve_serves_as_a_link() -> None:

@@ -17,10 +17,10 @@ from ssdtrain.tools.foresight.graph import (
     read_graph,
 )
 from ssdtrain.tools.foresight.lowering import NOTHING
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.parallel import data_parallel, fully_sharded
 from ssdtrain.tools.foresight.ranks import estimate_graphs
-from ssdtrain.tools.foresight.simulate import KERNEL_GAP_US, Task, simulate
+from ssdtrain.tools.foresight.simulate import KERNEL_GAP_US, Task, simulate_ranks
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.foresight.wires import Wires
 from tests.ranks import run_ranks
@@ -89,7 +89,7 @@ def check_captured(out: Path, spread: Graph) -> None:
         found = [n for n in graph.nodes if "collective" in n.attr]
         assert [(n.attr["collective"], n.attr["num_bytes"]) for n in found] == wanted
         assert {n.attr["ranks"] for n in found} == {2}
-        assert {n.phase for n in graph.nodes} == set(Phase)
+        assert {n.phase for n in graph.nodes} == set(StepPhase)
         names = [n.name for n in graph.nodes]
         expected = [n.name for n in spread.nodes]
         for name in ("aten::addmm", "aten::mm", "fsdp::chunk_cat"):
@@ -118,10 +118,10 @@ def test_simulated_ranks_are_real_ones(how: str, directory: Path) -> None:
     ]
     assert all(one["collectives"] == collectives for one in seen)
     assert len({kind for kind, _ in collectives}) == (1 if how == "ddp" else 2)
-    found = simulate([tasks_of(graph, rank) for rank in range(real.NUM_RANKS)])
+    found = simulate_ranks([tasks_of(graph, rank) for rank in range(real.NUM_RANKS)])
     for rank, one in zip(found.ranks, seen, strict=True):
         assert rank.step_us == pytest.approx(one["step_us"], rel=1e-9)
     check_captured(out, graph)
-    alone = simulate([tasks_of(graph, 1)]).step_us
-    assert found.ranks[0].step_us > 1.2 * simulate([tasks_of(graph, 0)]).step_us
+    alone = simulate_ranks([tasks_of(graph, 1)]).step_us
+    assert found.ranks[0].step_us > 1.2 * simulate_ranks([tasks_of(graph, 0)]).step_us
     assert found.step_us >= alone

@@ -17,10 +17,10 @@ from ssdtrain.tools.foresight.collectives import (
     bus_bytes,
     straight_fabric,
 )
-from ssdtrain.tools.foresight.graph import Graph, from_json, to_json
+from ssdtrain.tools.foresight.graph import Graph, graph_from_json, graph_to_json
 from ssdtrain.tools.foresight.pipeline import ChunkTimes, pipeline_tasks
-from ssdtrain.tools.foresight.ranks import Layout
-from ssdtrain.tools.foresight.simulate import Task, simulate
+from ssdtrain.tools.foresight.ranks import RankLayout
+from ssdtrain.tools.foresight.simulate import Task, simulate_ranks
 
 
 class Masked(nn.Module):
@@ -54,16 +54,19 @@ CHUNK = ChunkTimes(forward_us=1.0, backward_us=1.0)
         (lambda: bus_bytes(Collective.SEND, math.nan, 2), r"0 or more bytes, got nan"),
         (lambda: all_to_all_bytes([], 4, 4), r"1 or more ranks, got none"),
         (lambda: straight_fabric(1.0, 0.0), r"bandwidth above 0, got 1.0 us and 0.0"),
-        (lambda: Layout(num_ranks=2, slower=math.nan), r"1 or more, got nan"),
+        (lambda: RankLayout(num_ranks=2, slower=math.nan), r"1 or more, got nan"),
         (lambda: pipeline_tasks([[CHUNK]], 0), r"expects micro-batches, got 0"),
         (lambda: pipeline_tasks([[]], 1), r"as many chunks on each rank, got \[0\]"),
-        (lambda: simulate([[Task(name="k", after=(0,))]]), r"earlier .* got \(0,\)"),
         (
-            lambda: simulate([[Task(name="k"), Task(name="l", after=(-1,))]]),
+            lambda: simulate_ranks([[Task(name="k", after=(0,))]]),
+            r"earlier .* got \(0,\)",
+        ),
+        (
+            lambda: simulate_ranks([[Task(name="k"), Task(name="l", after=(-1,))]]),
             r"task 1 \(l\) expects to wait for earlier tasks .* got \(-1,\)",
         ),
         (
-            lambda: simulate([[Task(name="k", device_us=math.nan)]]),
+            lambda: simulate_ranks([[Task(name="k", device_us=math.nan)]]),
             r"task 0 \(k\) expects times of 0 or more, got 0.0, 0.0 and nan us",
         ),
     ],
@@ -77,8 +80,8 @@ def test_numbers_that_json_does_not_have_are_written_as_text() -> None:
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    text = json.dumps(to_json(GRAPH))
-    assert from_json(json.loads(text, parse_constant=refuse)) == GRAPH
+    text = json.dumps(graph_to_json(GRAPH))
+    assert graph_from_json(json.loads(text, parse_constant=refuse)) == GRAPH
     assert '"value": "-inf"' in text
 
 

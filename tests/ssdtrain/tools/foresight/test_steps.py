@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.call import KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.graph import Graph, read_graph
 from ssdtrain.tools.foresight.lowering import lower
 from ssdtrain.tools.foresight.memory import estimate_peak
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.price import estimate_step
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.foresight.steps import capture_step, roles_of
@@ -63,14 +63,14 @@ def step_of(model: nn.Module, call: Callable[[Tensor], Tensor]) -> Callable[[], 
     return step
 
 
-def product_flops(graph: Graph, phase: Phase) -> float:
+def product_flops(graph: Graph, phase: StepPhase) -> float:
     """FLOPs of all matrix products."""
     return sum(
         call.flops
         for node in graph.nodes
         if node.phase is phase
         for call in lower(graph, node).calls
-        if call.family is Family.PRODUCT
+        if call.family is KernelFamily.PRODUCT
     )
 
 
@@ -78,13 +78,13 @@ def check(graph: Graph) -> None:
     """Two micro-batches of two products: one forward each, and backward all but the
     first input's gradient."""
     each = 2.0 * ROWS * WIDTH * WIDTH
-    assert product_flops(graph, Phase.FORWARD) == 2 * 2 * each
-    assert product_flops(graph, Phase.BACKWARD) == 2 * 3 * each
-    updates = [n.name for n in graph.nodes if n.phase is Phase.UPDATE]
+    assert product_flops(graph, StepPhase.FORWARD) == 2 * 2 * each
+    assert product_flops(graph, StepPhase.BACKWARD) == 2 * 3 * each
+    updates = [n.name for n in graph.nodes if n.phase is StepPhase.UPDATE]
     assert updates.count("aten::clamp_") == 4 + 2
     assert "aten::_fused_adamw_" in updates
     step = estimate_step(graph, bare_device("h100"))
-    assert step.step_us > 0 and step.by_family_us[Family.OPTIMIZER] > 0
+    assert step.step_us > 0 and step.by_family_us[KernelFamily.OPTIMIZER] > 0
     assert estimate_peak(graph).peak_bytes > 4 * graph.parameter_bytes
     assert graph.parameter_bytes == sum(p.nbytes for p in network().parameters())
 
@@ -138,11 +138,11 @@ def test_generated_kernels_are_seen_and_put_back() -> None:
     graph = capture_step(step_of(model, torch.compile(model)), model)
     check(graph)
     fused = [node for node in graph.nodes if node.name.startswith("inductor::")]
-    assert {node.phase for node in fused} == {Phase.FORWARD, Phase.BACKWARD}
+    assert {node.phase for node in fused} == {StepPhase.FORWARD, StepPhase.BACKWARD}
     assert not any("gelu" in node.name for node in graph.nodes if node not in fused)
     assert all(node.inputs and node.outputs for node in fused)
     calls = [call for node in fused for call in lower(graph, node).calls]
-    assert all(call.family is Family.MEMORY for call in calls)
+    assert all(call.family is KernelFamily.MEMORY for call in calls)
     assert min(call.num_bytes for call in calls) >= ROWS * WIDTH * 4
     names = [vars(module) for module in PyCodeCache.modules]
     kinds = {type(v).__name__ for n in names for k, v in n.items() if "fused" in k}

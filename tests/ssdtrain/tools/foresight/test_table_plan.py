@@ -8,13 +8,13 @@ from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 
 from ssdtrain.errors import ConfigError, DamagedFileError
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.foresight.sharding import Table
+from ssdtrain.tools.foresight.sharding import EmbeddingTable
 from ssdtrain.tools.foresight.table_plan import TABLE_PLAN_FILE, table_plan
 from tests.ranks import run_ranks
 
 HERE = Path(__file__).parent
 TABLES = [
-    Table(rows=rows, width=width, lookups=3)
+    EmbeddingTable(rows=rows, width=width, lookups=3)
     for rows, width in ((40, 8), (25, 4), (7, 16), (60, 8))
 ]
 

@@ -15,12 +15,12 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.call import KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.collectives import Collective
 from ssdtrain.tools.foresight.graph import Graph, Stream
 from ssdtrain.tools.foresight.lowering import lower
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.foresight.steps import capture_step
 
@@ -59,11 +59,11 @@ def flops(graph: Graph) -> float:
         call.flops
         for node in graph.nodes
         for call in lower(graph, node).calls
-        if call.family is Family.PRODUCT
+        if call.family is KernelFamily.PRODUCT
     )
 
 
-def views(graph: Graph, phase: Phase) -> float:
+def views(graph: Graph, phase: StepPhase) -> float:
     own = [node for node in graph.nodes if node.phase is phase]
     return sum(float(node.attr.get("host_views", 0.0)) for node in own)
 
@@ -74,7 +74,7 @@ def test_a_rank_has_its_share_of_products_and_what_is_sent() -> None:
     each = 2.0 * ROWS * WIDTH * WIDTH
     assert (flops(whole), flops(graph)) == (8 * each, (2 + 6 / 2) * each)
     sent = [node for node in graph.nodes if node.stream is Stream.COMMUNICATION]
-    assert [node.phase for node in sent] == [Phase.FORWARD, Phase.BACKWARD]
+    assert [node.phase for node in sent] == [StepPhase.FORWARD, StepPhase.BACKWARD]
     for node in sent:
         assert node.attr["collective"] == Collective.ALL_REDUCE.value
         assert (node.attr["num_bytes"], node.attr["ranks"]) == (4 * ROWS * WIDTH, RANKS)
@@ -85,11 +85,11 @@ def test_what_runs_is_what_the_meta_device_shows_of_a_rank() -> None:
     graph = graph_of(is_split=True)
     model, x = network(is_split=True), torch.randn(ROWS, WIDTH)
     ran = capture_step(lambda: model(x).sum().backward(), model, num_warm=0)
-    update = [node for node in graph.nodes if node.phase is Phase.UPDATE]
+    update = [node for node in graph.nodes if node.phase is StepPhase.UPDATE]
     assert [n.name for n in ran.nodes] == [
         n.name for n in graph.nodes if n not in update
     ]
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
+    for phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
         assert views(ran, phase) == pytest.approx(views(graph, phase))
 
 

@@ -15,15 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.autocast import Autocast
-from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.autocast import AutocastEmulation
+from ssdtrain.tools.foresight.call import Call, KernelFamily
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.caveats import UNFUSED, left_out
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.lowering import lower
 from ssdtrain.tools.foresight.memory import estimate_peak
-from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.price import estimate_step, price
 from ssdtrain.tools.foresight.spec import Kind
 
@@ -41,12 +41,12 @@ def captured(
     on: Kind = Kind.CUDA,
     optimizer: str | None = None,
 ) -> Graph:
-    with torch.device("meta"), Autocast(on).noted():
+    with torch.device("meta"), AutocastEmulation(on).noted():
         model, forward = build(8)
         return capture(model, forward, on=on, optimizer=optimizer)
 
 
-def calls_of(graph: Graph, phase: Phase | None = None) -> list[Call]:
+def calls_of(graph: Graph, phase: StepPhase | None = None) -> list[Call]:
     return [
         call
         for node in graph.nodes
@@ -108,7 +108,7 @@ def test_attention_with_a_mask_is_one_kernel_in_half_precision(
         return model, forward
 
     graph = captured(build, Kind.CUDA)
-    calls = [c for c in calls_of(graph) if c.family is Family.ATTENTION]
+    calls = [c for c in calls_of(graph) if c.family is KernelFamily.ATTENTION]
     if dtype is torch.float32:
         assert not calls and graph.notes[UNFUSED] == "1"
         return
@@ -143,7 +143,7 @@ def test_autocast_casts_what_the_devices_own_would() -> None:
     assert set(seen.products) == {"bf16", "fp32"}
     for device_type in ("cpu", "own"):
         graph = captured(in_autocast(device_type), Kind.CPU)
-        found = [c.dtype for c in calls_of(graph) if c.family is Family.PRODUCT]
+        found = [c.dtype for c in calls_of(graph) if c.family is KernelFamily.PRODUCT]
         assert found == seen.products
 
 
@@ -156,17 +156,17 @@ def test_a_step_under_autocast_is_not_one_in_single_precision(device_type: str) 
         torch.autocast.__enter__,
         torch.autocast.__exit__,
     )
-    forward = calls_of(graph, Phase.FORWARD)
-    products = [c.dtype for c in forward if c.family is Family.PRODUCT]
+    forward = calls_of(graph, StepPhase.FORWARD)
+    products = [c.dtype for c in forward if c.family is KernelFamily.PRODUCT]
     assert products == ["bf16", "bf16", "fp32", "bf16", "bf16", "bf16"]
-    norms = {c.dtype for c in forward if c.family is Family.NORM}
+    norms = {c.dtype for c in forward if c.family is KernelFamily.NORM}
     assert norms == {"fp32"}  # layer norm and the softmax of the loss
     # Two weights and two biases are cast, once each, and the input twice.
     casts = [n for n in graph.nodes if n.name == "aten::_to_copy"]
     to_half = [
         graph.tensors[n.outputs[0]].shape
         for n in casts
-        if n.phase is Phase.FORWARD and graph.tensors[n.outputs[0]].dtype == "bf16"
+        if n.phase is StepPhase.FORWARD and graph.tensors[n.outputs[0]].dtype == "bf16"
     ]
     assert sorted(to_half) == sorted(
         [(64, 32), (64,), (32, 64), (32,)] + 2 * [(8, 32), (8, 64)]
@@ -242,8 +242,8 @@ def test_attention_within_torchs_own_layer(half: bool, fused: int) -> None:
     own = F.has_torch_function  # type: ignore[attr-defined]
     graph = captured(build)
     assert F.has_torch_function is own  # type: ignore[attr-defined]
-    forward = calls_of(graph, Phase.FORWARD)
-    assert sum(c.family is Family.ATTENTION for c in forward) == fused
+    forward = calls_of(graph, StepPhase.FORWARD)
+    assert sum(c.family is KernelFamily.ATTENTION for c in forward) == fused
     assert len(left_out(graph.notes)) == 1 - fused
 
 
@@ -293,7 +293,7 @@ def test_a_checkpointed_forward_runs_again_as_it_ran(
     own = torch.autograd.has_torch_function  # type: ignore[attr-defined]
     graph = captured(build)
     assert torch.autograd.has_torch_function is own  # type: ignore[attr-defined]
-    found = [c.variant for c in calls_of(graph) if c.family is Family.ATTENTION]
+    found = [c.variant for c in calls_of(graph) if c.family is KernelFamily.ATTENTION]
     once = ["forward", "forward", "backward"]
     assert found == once * (1 + within)
     assert left_out(graph.notes) == []
@@ -321,7 +321,7 @@ def test_groups_of_channels_are_no_groups_of_ranks() -> None:
 
     graph, device = captured(build), load_device("h100")
     assert estimate_step(graph, device).step_us > 0.0
-    norms = [c for c in calls_of(graph) if c.family is Family.NORM]
+    norms = [c for c in calls_of(graph) if c.family is KernelFamily.NORM]
     assert [(c.sizes["rows"], c.sizes["columns"]) for c in norms] == 2 * [
         (32, 4 * 14 * 14)
     ]
@@ -344,7 +344,9 @@ def test_experts_products_are_products() -> None:
 
         return model, forward
 
-    products = [c for c in calls_of(captured(build)) if c.family is Family.PRODUCT]
+    products = [
+        c for c in calls_of(captured(build)) if c.family is KernelFamily.PRODUCT
+    ]
     assert [c.flops for c in products] == 3 * [2.0 * 64 * 32 * 16]
 
 

@@ -18,15 +18,15 @@ from ssdtrain.tools.project.endurance import (
     wear,
 )
 from ssdtrain.tools.project.model import project
-from ssdtrain.tools.project.tables import GPUS, SSDS, find
+from ssdtrain.tools.project.tables import GPUS, SSDS, find_row
 
 ASSUME = Assumptions()
-A100 = find(GPUS, "a100-pcie", "GPU")
+A100 = find_row(GPUS, "a100-pcie", "GPU")
 FOUND = project(figure_5_10(A100)[0], ASSUME)
 
 
 def test_lifespan_is_endurance_over_the_rate_of_writing() -> None:
-    drives = wear(FOUND, find(SSDS, "d7-p5620", "SSD"), 4, ASSUME)
+    drives = wear(FOUND, find_row(SSDS, "d7-p5620", "SSD"), 4, ASSUME)
     assert drives.endurance_bytes == pytest.approx(4 * 65.4e15 * 2.5)
     rate = FOUND.activation_bytes / FOUND.step_seconds
     years = drives.endurance_bytes / rate / YEAR_SECONDS
@@ -45,7 +45,7 @@ def test_the_fewest_drives_do_and_one_less_does_not(
     years: float, name: str, relief: float
 ) -> None:
     assume = replace(ASSUME, retention_factor=relief)
-    ssd = find(SSDS, name, "SSD")
+    ssd = find_row(SSDS, name, "SSD")
     need = fewest(FOUND, ssd, years, assume)
 
     def enough(count: int) -> bool:
@@ -60,7 +60,7 @@ def test_the_fewest_drives_do_and_one_less_does_not(
 
 
 def test_cost_against_the_gpu() -> None:
-    drives = wear(FOUND, find(SSDS, "d7-p5810", "SSD"), 3, ASSUME)
+    drives = wear(FOUND, find_row(SSDS, "d7-p5810", "SSD"), 3, ASSUME)
     found = cost_of_drives(FOUND, drives, 3.0, ASSUME)
     hours = 3 * 365 * 24
     assert found.drives_usd == pytest.approx(3 * 146 * 11.1)

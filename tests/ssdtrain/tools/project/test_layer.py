@@ -14,11 +14,13 @@ from ssdtrain.tools.project.assumptions import Assumptions
 from ssdtrain.tools.project.cases import bert
 from ssdtrain.tools.project.layer import Split, operators, saved_bytes
 from ssdtrain.tools.project.model import Case, layer_seconds
-from ssdtrain.tools.project.tables import GPUS, Model, find
+from ssdtrain.tools.project.tables import GPUS, TransformerShape, find_row
 
 
-def model(hidden: int = 12288, layers: int = 1, sequence: int = 2048) -> Model:
-    return Model(
+def model(
+    hidden: int = 12288, layers: int = 1, sequence: int = 2048
+) -> TransformerShape:
+    return TransformerShape(
         name="m",
         layers=layers,
         hidden=hidden,
@@ -28,7 +30,7 @@ def model(hidden: int = 12288, layers: int = 1, sequence: int = 2048) -> Model:
     )
 
 
-def small_terms(one: Model, split: Split) -> float:
+def small_terms(one: TransformerShape, split: Split) -> float:
     """Log-sum-exp and norm statistics: what the 34 s b h count leaves out."""
     tokens = split.micro_batch * one.sequence
     return 4 * tokens * one.heads / split.tensor + 16 * tokens / split.outer
@@ -132,7 +134,7 @@ def test_what_an_h200_took(
     case = Case(
         name="device",
         model=replace(bert(hidden, layers), sequence=1024),
-        gpu=find(GPUS, "h200-sxm", "GPU"),
+        gpu=find_row(GPUS, "h200-sxm", "GPU"),
         gpus=1,
         batch=16,
         micro_batch=16,

@@ -13,11 +13,11 @@ from ssdtrain.tools.project.model import (
     layer_seconds,
     project,
 )
-from ssdtrain.tools.project.tables import GPUS, MODELS, find
+from ssdtrain.tools.project.tables import GPUS, MODELS, find_row
 
 ASSUME = Assumptions()
-GPT = find(MODELS, "gpt-175b", "model")
-A100 = find(GPUS, "a100-sxm", "GPU")
+GPT = find_row(MODELS, "gpt-175b", "model")
+A100 = find_row(GPUS, "a100-sxm", "GPU")
 
 
 def case(**changes: Any) -> Case:

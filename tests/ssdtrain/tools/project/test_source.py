@@ -19,11 +19,11 @@ from ssdtrain.tools.project.cases import (
 )
 from ssdtrain.tools.project.endurance import wear
 from ssdtrain.tools.project.model import Projection, project
-from ssdtrain.tools.project.tables import GPUS, SSDS, find
+from ssdtrain.tools.project.tables import GPUS, SSDS, find_row
 
 ASSUME = Assumptions()
-A100 = find(GPUS, "a100-pcie", "GPU")
-P5620 = find(SSDS, "d7-p5620", "SSD")
+A100 = find_row(GPUS, "a100-pcie", "GPU")
+P5620 = find_row(SSDS, "d7-p5620", "SSD")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_figure_5_10_every_case_lasts_over_three_years(
 def test_figure_5_13_needs_both_retention_and_amplification(
     figure: list[Projection],
 ) -> None:
-    drive = find(SSDS, "980-pro", "SSD")
+    drive = find_row(SSDS, "980-pro", "SSD")
     relaxed = ASSUME.changed(["retention_factor=86"])
     years = [wear(found, drive, 4, relaxed).lifespan_years for found in figure]
     assert min(years) > 2.0
@@ -89,7 +89,7 @@ def test_the_page_shows_these_figures(figure: list[Projection]) -> None:
     lines = [line for line in section.splitlines() if re.match(r"\| \d", line)]
     relaxed = ASSUME.changed(["retention_factor=86"])
     for line, found in zip(lines, figure, strict=True):
-        client = wear(found, find(SSDS, "980-pro", "SSD"), 4, relaxed)
+        client = wear(found, find_row(SSDS, "980-pro", "SSD"), 4, relaxed)
         expected = [
             f"{found.write_gb_per_s:.1f}",
             f"{wear(found, P5620, 4, ASSUME).lifespan_years:.1f}",
@@ -104,7 +104,7 @@ def test_the_page_shows_these_figures(figure: list[Projection]) -> None:
 
 
 def test_other_gpus_scale_the_throughput() -> None:
-    h200 = find(GPUS, "h200-sxm", "GPU")
+    h200 = find_row(GPUS, "h200-sxm", "GPU")
     for ours, theirs in zip(
         cases(CaseSet.FIGURE_5_10, h200), cases(CaseSet.FIGURE_5_10), strict=True
     ):

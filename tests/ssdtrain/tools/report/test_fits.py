@@ -20,7 +20,7 @@ from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report import build_public
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
-from ssdtrain.tools.report.capture import Question, capture
+from ssdtrain.tools.report.capture import Question, captured_step
 from ssdtrain.tools.report.fits import CHECKPOINTING, CONTEXT, OURS, PLAIN, fits
 from ssdtrain.tools.report.fits_command import fits_lines, tokens_argument
 
@@ -53,9 +53,9 @@ def test_a_deep_model_is_a_few_layers_repeated(
     """Every tensor of every layer is there, and each policy costs the same."""
     question = Question(model="x", train=train, tokens=4096)
     shape = Shape(SMALL, train, Loss.STOCK)
-    short = capture(question, shape, H100, 4096)
+    short = captured_step(question, shape, H100, 4096)
     monkeypatch.setattr(Shape, "num_layers", None)  # all of them are captured
-    long = capture(question, shape, H100, 4096)
+    long = captured_step(question, shape, H100, 4096)
     assert short.weights == long.weights and short.optimizer == long.optimizer
     ours, theirs = short.profile, long.profile
     assert len(ours.marks) == len(theirs.marks)

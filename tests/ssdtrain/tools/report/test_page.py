@@ -16,7 +16,7 @@ from ssdtrain.plan.plan import PLAN_FILE
 from ssdtrain.plan.profile import PROFILE_FILE
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.report.page import page, read_run
-from ssdtrain.tools.report.table import rows
+from ssdtrain.tools.report.table import result_rows
 from ssdtrain.tools.report.trace import write_trace
 from tests.ssdtrain.tools.report.test_table import a_result
 
@@ -83,7 +83,7 @@ def test_figures_are_those_of_the_result(run: Path) -> None:
     cells.feed(text)
     assert not cells.fetched  # nothing is asked of a network
     expected = [
-        list(row) for row in rows(json.loads((run / "result.json").read_text()))
+        list(row) for row in result_rows(json.loads((run / "result.json").read_text()))
     ]
     assert cells.rows[1:] == expected
     for part in (

@@ -15,7 +15,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import read_plan
 from ssdtrain.plan.profile import Phase
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.foresight.device import Device, write_device
+from ssdtrain.tools.foresight.device import DeviceCosts, write_device
 from ssdtrain.tools.foresight.host import HostTable
 from ssdtrain.tools.foresight.spec import H200, links_of
 from ssdtrain.tools.machine.links import LINK_FILE, LinkFile, LinkKind
@@ -27,11 +27,11 @@ TINY = ["--model", "blocks:64x2", "--micro-batch", "2", "--sequence", "32"]
 SMALL = [*TINY, "--min-bytes", "1k"]
 
 
-def rated_device(tflops: float, memory_gb_per_s: float) -> Device:
+def rated_device(tflops: float, memory_gb_per_s: float) -> DeviceCosts:
     """A device that reaches two known rates, and takes no host time."""
     rates = {"memory_gb_per_s": memory_gb_per_s, "tflops": {"fp32": tflops}}
     spec = replace(H200, name="rated", l2_bytes=0.0, **rates)
-    return Device(spec=spec, host=HostTable([]), host_scale=0.0, reached=1.0)
+    return DeviceCosts(spec=spec, host=HostTable([]), host_scale=0.0, reached=1.0)
 
 
 RATES = rated_device(600.0, 3500.0)

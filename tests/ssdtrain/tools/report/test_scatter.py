@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ssdtrain.plan.profile import Part, Profile, RegionRun
+from ssdtrain.plan.profile import AttentionPart, Profile, RegionRun
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.tools.report.scatter import reruns, spots
 from tests.ssdtrain.plan.profiles import MB, chain, with_links
@@ -27,7 +27,7 @@ def blocks(num: int) -> Profile:
             module=f"blocks.{n}",
             inputs=(4 * n,),
             ms=4.0,
-            parts=(Part(items=(4 * n + 1,), ms=1.0),),
+            parts=(AttentionPart(items=(4 * n + 1,), ms=1.0),),
         )
         for n in range(num)
     )

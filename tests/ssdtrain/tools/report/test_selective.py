@@ -12,7 +12,7 @@ from recipes.bench.models.unseen import DiffusionBlock
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Loss, Train, shape_of
-from ssdtrain.tools.report.capture import Captured, Question, capture
+from ssdtrain.tools.report.capture import Captured, Question, captured_step
 from ssdtrain.tools.report.estimate import estimate
 from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN, SELECTIVE, priced_ways
 from ssdtrain.tools.report.selective import kept_operators
@@ -58,7 +58,7 @@ def diffusion() -> Captured:
 
 def vit() -> Captured:
     shape = shape_of("vit-huge", Train.FULL, Loss.STOCK)
-    return capture(Question(model="vit-huge"), shape, H100, 16384)
+    return captured_step(Question(model="vit-huge"), shape, H100, 16384)
 
 
 @pytest.mark.parametrize("captured", [diffusion, vit])

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ssdtrain.tools.report.table import render, rows
+from ssdtrain.tools.report.table import render, result_rows
 
 
 def a_result(**changes: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def shown(result: dict[str, Any]) -> str:
 
 
 def test_rows_hold_the_figures() -> None:
-    table = {row.name: row for row in rows(a_result())}
+    table = {row.name: row for row in result_rows(a_result())}
     assert table["last loss"][1:3] == ("1", "1")
     assert table["step, median"][1:] == ("10.0 ms", "11.0 ms", "x 1.100")
     peak = table["activation peak, all steps (saved tensors)"]
@@ -87,7 +87,7 @@ def test_a_bad_verdict_is_shouted() -> None:
 def test_one_leg_alone() -> None:
     result = a_result(verdict={})
     del result["legs"]["with ssdtrain"]
-    assert [row.with_ for row in rows(result)] == ["-"] * 5
+    assert [row.with_ for row in result_rows(result)] == ["-"] * 5
     assert "without ssdtrain" in shown(result)
 
 
@@ -95,7 +95,7 @@ def test_a_missing_counter_is_said() -> None:
     result = a_result()
     counters = result["legs"]["with ssdtrain"]["os_written"]
     counters[0]["process_bytes"] = None
-    [row] = (row for row in rows(result) if row.name == "written to SSD")
+    [row] = (row for row in result_rows(result) if row.name == "written to SSD")
     assert row.note == "the system has no counter for this process"
 
 

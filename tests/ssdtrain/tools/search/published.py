@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ssdtrain.tools.foresight.cluster import cluster_of
-from ssdtrain.tools.foresight.device import Device, load_device, transferred
+from ssdtrain.tools.foresight.device import DeviceCosts, load_device, transferred
 from ssdtrain.tools.foresight.spec import SPECS
 from ssdtrain.tools.report.build_public import Loss, Shape, Train
 from ssdtrain.tools.search.layout_search import job_of, keyed_costs
@@ -57,7 +57,7 @@ def groups() -> list[dict[str, Any]]:
 
 
 @cache
-def device_of(name: str) -> Device:
+def device_of(name: str) -> DeviceCosts:
     """Return a device by its own kernels or, for an A100, by those of an H100."""
     own = load_device("h100")
     return own if name == "h100" else transferred(own, SPECS[name])

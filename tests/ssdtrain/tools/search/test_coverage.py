@@ -19,9 +19,9 @@ from ssdtrain.tools.search.calls import (
     call_of,
     described_names,
     describer_of,
-    name_of,
+    operator_name,
 )
-from ssdtrain.tools.search.describe import describe, is_elementwise
+from ssdtrain.tools.search.describe import describe_call, is_elementwise
 from ssdtrain.tools.search.placement import Cut
 from ssdtrain.tools.search.runner import on_mesh
 from ssdtrain.tools.search.strategies import Strategy, strategies
@@ -137,10 +137,10 @@ def compared(seed: int, names: set[str] | None = None) -> dict[str, Counter[str]
     found: dict[str, Counter[str]] = {}
     torch.manual_seed(seed)
     for func, args, kwargs in cases(random.Random(seed)):
-        if names is not None and name_of(func) not in names:
+        if names is not None and operator_name(func) not in names:
             continue
         call = call_of(func, args, kwargs, func(*args, **kwargs))
-        described = describe(call)
+        described = describe_call(call)
         if described is None:
             continue
         for one in strategies(described, call.shapes, call.results):
@@ -190,7 +190,7 @@ def test_core_operators() -> None:
 
 
 def test_every_description_has_a_case() -> None:
-    tried = {name_of(func) for func, _, _ in cases(random.Random(0))}
+    tried = {operator_name(func) for func, _, _ in cases(random.Random(0))}
     for name in described_names():
         unsplit = getattr(describer_of(name), "__name__", "") in UNSPLIT
         on_gpu = name.removesuffix("_backward") in NOT_ON_A_CPU

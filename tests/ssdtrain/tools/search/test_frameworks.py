@@ -9,7 +9,7 @@ from ssdtrain.tools.search.frameworks import BUCKET, Framework, RankWeights
 from ssdtrain.tools.search.layout_search import Asked, search
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
 from ssdtrain.tools.search.pricing import PricedLayout, Pricer
-from ssdtrain.tools.search.stage_costs import PerLayer, StageCosts, Way
+from ssdtrain.tools.search.stage_costs import ActivationCost, PerLayer, StageCosts
 from ssdtrain.tools.search.stores import Stores
 
 QWEN = (1.00930816e8, 3.8895872e8), (6.97466904e8, 7.553957896e9)
@@ -22,7 +22,7 @@ runs it."""
 
 
 def costs(parameters: tuple[float, float], held: tuple[float, float]) -> StageCosts:
-    own = Way(
+    own = ActivationCost(
         milliseconds=PerLayer(layer=1.0, ends=1.0),
         activation_bytes=PerLayer(layer=held[0], ends=held[1]),
     )

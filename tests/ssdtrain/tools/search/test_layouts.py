@@ -13,7 +13,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.pipeline import ChunkTimes, pipeline_tasks
-from ssdtrain.tools.foresight.simulate import simulate
+from ssdtrain.tools.foresight.simulate import simulate_ranks
 from ssdtrain.tools.foresight.spec import H100
 from ssdtrain.tools.report.build_public import Loss, Shape, Train
 from ssdtrain.tools.search.experts import Experts
@@ -21,11 +21,11 @@ from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.layout_search import Asked, Ranked, search
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout, layouts
 from ssdtrain.tools.search.pricing import PricedLayout, Pricer
-from ssdtrain.tools.search.search_command import lines, to_json
+from ssdtrain.tools.search.search_command import layouts_to_json, lines
 from ssdtrain.tools.search.stage_costs import (
+    ActivationCost,
     PerLayer,
     StageCosts,
-    Way,
 )
 from ssdtrain.tools.search.stores import Stores, stores_of
 
@@ -47,15 +47,15 @@ def costs(degree: int, divided: bool) -> StageCosts:
     ends = PerLayer(layer=held, ends=4e9)
     return StageCosts(
         ways={
-            "plain": Way(
+            "plain": ActivationCost(
                 milliseconds=PerLayer(layer=30.0 / degree, ends=50.0 / degree),
                 activation_bytes=ends,
             ),
-            "checkpointing": Way(
+            "checkpointing": ActivationCost(
                 milliseconds=PerLayer(layer=40.0 / degree, ends=50.0 / degree),
                 activation_bytes=PerLayer(layer=6.7e7, ends=5e9),
             ),
-            "ssdtrain 1": Way(
+            "ssdtrain 1": ActivationCost(
                 milliseconds=PerLayer(layer=31.0 / degree, ends=50.0 / degree),
                 activation_bytes=PerLayer(layer=held / 4, ends=4e9),
                 moved_bytes=PerLayer(layer=held * 3 / 4, ends=0.0),
@@ -143,7 +143,7 @@ def test_a_pipeline_takes_what_its_schedule_takes(stages: int, chunks: int) -> N
     send = cluster_of("nvlink:8,ib:400G", H100).send_us(passed, 16 // stages)
     each = ChunkTimes(forward_us=stage / 3 / chunks, backward_us=stage * 2 / 3 / chunks)
     ranks = pipeline_tasks([[each] * chunks] * stages, count, send)
-    step = simulate(ranks).step_us / 1e3
+    step = simulate_ranks(ranks).step_us / 1e3
     names = "compute", "pipeline bubble", "pipeline sends"
     predicted = sum(found.parts_ms[name] for name in names)
     assert predicted == pytest.approx(step, rel=0.001)
@@ -307,7 +307,7 @@ def test_the_front() -> None:
 def test_json_and_text() -> None:
     both = [priced(data=16, zero=3), priced(data=16)]
     found = Ranked(job=JOB, priced=tuple(both), capacity_bytes=80e9)
-    told = to_json(found)
+    told = layouts_to_json(found)
     [row] = told["layouts"]  # type: ignore[misc]
     assert row["tokens_per_s"] == 64 * 8192 / row["step_ms"] * 1e3
     assert row["memory_bytes"] == sum(row["memory_parts"].values())

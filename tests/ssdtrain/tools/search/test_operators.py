@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ssdtrain.tools.search.calls import OperatorCall, bound, call_of
-from ssdtrain.tools.search.describe import describe
+from ssdtrain.tools.search.describe import describe_call
 from ssdtrain.tools.search.language import Reducer
 from ssdtrain.tools.search.partial_run import run_part
 from ssdtrain.tools.search.placement import Copied, Cut, Unreduced, piece
@@ -80,7 +80,7 @@ def check(func: Any, args: Any, kwargs: Any) -> int:
     given = bound(func, args, kwargs)
     whole = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, Tensor)]
     call = call_of(func, args, kwargs, whole)
-    described = describe(call)
+    described = describe_call(call)
     assert described is not None, call.name
     found = strategies(described, call.shapes, call.results)
     tried = 0

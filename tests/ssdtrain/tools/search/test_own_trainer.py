@@ -9,7 +9,7 @@ import pytest
 
 from ssdtrain.plan.plan import PLAN_FILE
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.foresight.device import Device, load_device
+from ssdtrain.tools.foresight.device import DeviceCosts, load_device
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.own_trainer import plan_of, settings_of
@@ -24,7 +24,7 @@ def layout(**more: Any) -> ParallelLayout:
     return ParallelLayout(**{**plain, "way": OURS, **more})
 
 
-def on_cpu() -> Device:
+def on_cpu() -> DeviceCosts:
     """What prices operators that a CPU runs."""
     device = load_device("h100")
     return replace(device, spec=replace(device.spec, kind=Kind.CPU))

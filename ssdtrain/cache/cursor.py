@@ -14,13 +14,13 @@ from ssdtrain.cache.bysize import PlansBySize, SizedPlan
 from ssdtrain.cache.identity import Key, is_held
 from ssdtrain.cache.met import MAX_NAMES, MetNames, name_of
 from ssdtrain.cache.record import (
-    NO_WAY,
+    NO_PLAN,
     Lane,
-    LaneCourse,
+    LaneCursor,
+    LanePlan,
     Rebuilt,
     RebuiltView,
     RecordView,
-    Way,
 )
 from ssdtrain.cache.sizes import MOST, SLACK, is_same_item, producer_of
 from ssdtrain.counters import Fallback
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
         return self.order is None or self.order.placement is Placement.RECOMPUTE
 
 
-class Recipe(NamedTuple):
+class ItemRecipe(NamedTuple):
     """How an item is rebuilt."""
 
     name: str
@@ -86,13 +86,13 @@ class Observer:
     hears_reruns = False
     """The same, of regions that have run again."""
 
-    def lane(self, course: LaneCourse, kind: str) -> None:
+    def lane(self, cursor: LaneCursor, kind: str) -> None:
         """A lane begins."""
 
     def item(self, lane: int, number: int, saved: Saved, tensor: Tensor) -> None:
         """A new item of a lane: this tensor."""
 
-    def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
+    def recipe(self, lane: int, number: int, recipe: ItemRecipe) -> None:
         """The item is rebuilt in this step."""
 
     def makes(self) -> None:
@@ -149,7 +149,7 @@ class Unobserved(Observer):
     """For steps that nobody observes."""
 
 
-class Course:
+class Cursor:
     """The marks of one cache."""
 
     def __init__(self, rule: Rule, fall_back: Callable[[Fallback], None]) -> None:
@@ -185,9 +185,9 @@ class Course:
         """The region call whose inputs are packed now."""
         self.is_using = False
         """Whether a use is served now: what it asks for itself is no mark."""
-        self._ways: dict[tuple[str, float], Way] = {}
+        self._plans: dict[tuple[str, float], LanePlan] = {}
         """By kind of lane, and which plan it is (`SizedPlan.key`)."""
-        self._ways_of: Plan | None = None
+        self._plans_of: Plan | None = None
         """The plan in force when they were made."""
         self._names: dict[tuple[str, tuple[int, ...]], str] = {}
         self.met = MetNames()
@@ -199,19 +199,19 @@ class Course:
         self.num_outgrown = self.num_beside = 0
         self.planned_bytes = self.resized_bytes = 0
 
-    def of(self, lane: Lane) -> LaneCourse:
-        """The lane's course."""
-        if lane.course is None:
-            way, sized = NO_WAY, self.plan_of(lane)
+    def of(self, lane: Lane) -> LaneCursor:
+        """The lane's cursor."""
+        if lane.cursor is None:
+            plan, sized = NO_PLAN, self.plan_of(lane)
             if sized.plan is not None and lane.kind:
-                way = self._way_of(lane.kind, sized)
+                plan = self._lane_plan(lane.kind, sized)
                 self.num_beside += sized.is_beside
-            lane.course = LaneCourse(self._num_lanes, way, sized.most_ratio)
-            if way is not NO_WAY and way.orders is None:
-                self._stray(lane.course)
+            lane.cursor = LaneCursor(self._num_lanes, plan, sized.most_ratio)
+            if plan is not NO_PLAN and plan.orders is None:
+                self._stray(lane.cursor)
             self._num_lanes += 1
-            self.observer.lane(lane.course, lane.kind)
-        return lane.course
+            self.observer.lane(lane.cursor, lane.kind)
+        return lane.cursor
 
     def plan_of(self, lane: Lane) -> SizedPlan:
         """The plan that a lane follows, fixed when it is asked for first."""
@@ -219,35 +219,35 @@ class Course:
             lane.sized = self.by_size.of(self.plan, self.most_ratio, lane.num_elements)
         return lane.sized
 
-    def _way_of(self, kind: str, sized: SizedPlan) -> Way:
+    def _lane_plan(self, kind: str, sized: SizedPlan) -> LanePlan:
         orders = None if sized.plan is None else sized.plan.orders.get(kind)
-        if sized.in_force is not self._ways_of:
-            self._ways.clear()
-            self._ways_of = sized.in_force
+        if sized.in_force is not self._plans_of:
+            self._plans.clear()
+            self._plans_of = sized.in_force
         key = kind, sized.key
-        known = self._ways.get(key)
+        known = self._plans.get(key)
         if known is None or known.orders is not orders:
             own = {kind: orders or ()}
-            known = Way(orders, self.met.growth(own).sums(kind, own[kind]))
-            self._ways[key] = known
+            known = LanePlan(orders, self.met.growth(own).sums(kind, own[kind]))
+            self._plans[key] = known
         return known
 
     def enter(self, lane: Lane, tensor: Tensor, key: Key, name: str) -> Entry:
         """A new item of the lane: a mark."""
-        course, held = self.of(lane), is_held(tensor)
+        cursor, held = self.of(lane), is_held(tensor)
         num_bytes = key.end_byte - key.start_byte
-        if course.is_free:  # under a plan another item may be the first
-            course.first_bytes = course.first_bytes or num_bytes
-            self.met.note_item(lane.kind, course.num_items, course.first_bytes, name)
-        number, order = self._expected(course, name, num_bytes)
-        course.num_items = max(course.num_items, number + 1)
+        if cursor.is_free:  # under a plan another item may be the first
+            cursor.first_bytes = cursor.first_bytes or num_bytes
+            self.met.note_item(lane.kind, cursor.num_items, cursor.first_bytes, name)
+        number, order = self._expected(cursor, name, num_bytes)
+        cursor.num_items = max(cursor.num_items, number + 1)
         self.mark += 1
         if self.observer.listens:
             saved = Saved(
                 name, num_bytes, self.serving, held, self.region, self.storing
             )
-            self.observer.item(course.number, number, saved, tensor)
-            self.observer.mark(course.number, Phase.FORWARD, number)
+            self.observer.item(cursor.number, number, saved, tensor)
+            self.observer.mark(cursor.number, Phase.FORWARD, number)
         due = None
         if order is not None and order.release_after > 0:
             due = self.mark + order.release_after
@@ -264,82 +264,82 @@ class Course:
         return name
 
     def _expected(
-        self, course: LaneCourse, name: str, num_bytes: int
+        self, cursor: LaneCursor, name: str, num_bytes: int
     ) -> tuple[int, Order | None]:
-        self._pass_absent(course)
-        orders = course.orders
+        self._pass_absent(cursor)
+        orders = cursor.orders
         if orders is None:
-            return course.num_items, None
-        is_exact = self._follows(course, name, num_bytes)
-        while course.num_items < len(orders):
-            number = course.num_items
+            return cursor.num_items, None
+        is_exact = self._follows(cursor, name, num_bytes)
+        while cursor.num_items < len(orders):
+            number = cursor.num_items
             order = orders[number]
             if (order.name, order.num_bytes) == (name, num_bytes):
-                self._found(course, order, num_bytes)
+                self._found(cursor, order, num_bytes)
                 return number, order
             resized = order.name != name and is_same_item(order.name, name)
             if resized and not (
-                is_exact or self._rather_floats(course, order, name, num_bytes)
+                is_exact or self._rather_floats(cursor, order, name, num_bytes)
             ):
-                found = self._found_resized(course, order, num_bytes)
+                found = self._found_resized(cursor, order, num_bytes)
                 return number, order if found else None
             if not order.floats:
                 break
-            course.floating.append(number)
-            course.num_items += 1
-            self._pass_absent(course)
-        for number in course.floating:
+            cursor.floating.append(number)
+            cursor.num_items += 1
+            self._pass_absent(cursor)
+        for number in cursor.floating:
             # Another view of it may have given it its name.
             order = orders[number]
             resized = order.name != name and is_same_item(order.name, name)
-            if resized or _is_as_large(course, order, num_bytes):
-                course.floating.remove(number)
+            if resized or _is_as_large(cursor, order, num_bytes):
+                cursor.floating.remove(number)
                 if resized or order.num_bytes != num_bytes:
-                    found = self._found_resized(course, order, num_bytes)
+                    found = self._found_resized(cursor, order, num_bytes)
                     return number, order if found else None
-                self._found(course, order, num_bytes)
+                self._found(cursor, order, num_bytes)
                 return number, order
-        self._stray(course)
-        return course.num_items, None
+        self._stray(cursor)
+        return cursor.num_items, None
 
-    def _follows(self, course: LaneCourse, name: str, num_bytes: int) -> bool:
+    def _follows(self, cursor: LaneCursor, name: str, num_bytes: int) -> bool:
         """Whether an order after those that float is for this very tensor, in a lane
         of the plan's size: then none of these is for it at another size."""
-        if course.own_bytes != course.planned_bytes:
+        if cursor.own_bytes != cursor.planned_bytes:
             return False
-        orders = course.orders or ()
-        for order in orders[course.num_items :]:
+        orders = cursor.orders or ()
+        for order in orders[cursor.num_items :]:
             if (order.name, order.num_bytes) == (name, num_bytes):
-                return not self._is_absent(order, course)
-            if not (order.floats or self._is_absent(order, course)):
+                return not self._is_absent(order, cursor)
+            if not (order.floats or self._is_absent(order, cursor)):
                 return False
         return False
 
     def _rather_floats(
-        self, course: LaneCourse, order: Order, name: str, num_bytes: int
+        self, cursor: LaneCursor, order: Order, name: str, num_bytes: int
     ) -> bool:
         """Whether a tensor is a view of one that floats, and not the next order at
         another size: a rotary table where the mask of attention comes next."""
-        if self._is_scaled_alike(course, order, num_bytes):
+        if self._is_scaled_alike(cursor, order, num_bytes):
             return False
-        floating = ((course.orders or ())[number] for number in course.floating)
+        floating = ((cursor.orders or ())[number] for number in cursor.floating)
         return any(
             producer_of(each.name) == producer_of(name)
-            and _is_as_large(course, each, num_bytes)
+            and _is_as_large(cursor, each, num_bytes)
             for each in floating
         )
 
-    def _found(self, course: LaneCourse, order: Order, num_bytes: int) -> None:
-        course.planned_bytes += order.num_bytes
-        course.own_bytes += num_bytes
+    def _found(self, cursor: LaneCursor, order: Order, num_bytes: int) -> None:
+        cursor.planned_bytes += order.num_bytes
+        cursor.own_bytes += num_bytes
 
-    def _found_resized(self, course: LaneCourse, order: Order, num_bytes: int) -> bool:
+    def _found_resized(self, cursor: LaneCursor, order: Order, num_bytes: int) -> bool:
         """Count an item of another size; whether the lane goes on under its plan."""
-        is_first = not course.planned_bytes
-        self._found(course, order, num_bytes)
+        is_first = not cursor.planned_bytes
+        self._found(cursor, order, num_bytes)
         ratio = num_bytes / max(1, order.num_bytes)
-        if is_first and self.is_too_large(course, ratio):
-            self.outgrow(course, ratio)
+        if is_first and self.is_too_large(cursor, ratio):
+            self.outgrow(cursor, ratio)
             return False
         self.resized(1, order.num_bytes, num_bytes)
         return True
@@ -350,19 +350,19 @@ class Course:
         self.planned_bytes += planned_bytes
         self.resized_bytes += num_bytes
 
-    def is_too_large(self, course: LaneCourse, ratio: float) -> bool:
+    def is_too_large(self, cursor: LaneCursor, ratio: float) -> bool:
         """Whether the lane's plan has no room for one whose first item is so many times
         larger."""
-        return ratio > course.most_first * (1 + SLACK)
+        return ratio > cursor.most_first * (1 + SLACK)
 
-    def outgrow(self, course: LaneCourse, ratio: float) -> None:
+    def outgrow(self, cursor: LaneCursor, ratio: float) -> None:
         """A lane that is too large for its plan goes on under the rule."""
-        planned_bytes = sum(order.num_bytes for order in course.orders or ())
+        planned_bytes = sum(order.num_bytes for order in cursor.orders or ())
         self.resized(1, planned_bytes, int(ratio * planned_bytes))
         self.num_outgrown += 1
-        if course.most_ratio != self.most_ratio:
+        if cursor.most_ratio != self.most_ratio:
             self.by_size.misled()
-        course.orders, course.runs_all = None, self.runs_all
+        cursor.orders, cursor.runs_all = None, self.runs_all
         self._fall_back(Fallback.PLAN_OUTGROWN)
 
     def counts(self, lane: Lane, name: str, num_bytes: int, least: int) -> bool:
@@ -374,43 +374,43 @@ class Course:
             self.met.note_small(name)
         if self.plan_of(lane).plan is None or num_bytes >= MOST * least:
             return is_large
-        course = self.of(lane)
-        if course.orders is None:
+        cursor = self.of(lane)
+        if cursor.orders is None:
             return is_large
-        for order in self._following(course):
+        for order in self._following(cursor):
             if order.name == name:
                 return is_large
             if is_same_item(order.name, name) and (
-                is_large or self._is_scaled_alike(course, order, num_bytes)
+                is_large or self._is_scaled_alike(cursor, order, num_bytes)
             ):
                 return is_large or not self.met.is_rather_small(order.name, name)
-        orders = (course.orders[number] for number in course.floating)
-        if any(_is_as_large(course, order, num_bytes) for order in orders):
+        orders = (cursor.orders[number] for number in cursor.floating)
+        if any(_is_as_large(cursor, order, num_bytes) for order in orders):
             return True
         if not is_large:
             return False
         # The plan knows of nothing like it: it was too small then. In a lane that is
         # not larger another program saves it.
-        if not course.planned_bytes:
+        if not cursor.planned_bytes:
             return not self.met.is_like_small(name)
-        return course.own_bytes <= course.planned_bytes
+        return cursor.own_bytes <= cursor.planned_bytes
 
     def _is_scaled_alike(
-        self, course: LaneCourse, order: Order, num_bytes: int
+        self, cursor: LaneCursor, order: Order, num_bytes: int
     ) -> bool:
         """Whether the lane's other items have become smaller by about as much."""
-        if not course.planned_bytes:
+        if not cursor.planned_bytes:
             return num_bytes < order.num_bytes
         found = num_bytes / max(1, order.num_bytes)
-        powers = (course.ratio, course.ratio**2)  # attention's scores are squares
+        powers = (cursor.ratio, cursor.ratio**2)  # attention's scores are squares
         return any(1 / ALIKE <= found / power <= ALIKE for power in powers)
 
-    def _following(self, course: LaneCourse) -> Iterator[Order]:
+    def _following(self, cursor: LaneCursor) -> Iterator[Order]:
         """Orders that the next tensor may have; moves nothing on."""
-        orders = course.orders or ()
-        yield from (orders[number] for number in course.floating)
-        for order in orders[course.num_items :]:
-            if self._is_absent(order, course):
+        orders = cursor.orders or ()
+        yield from (orders[number] for number in cursor.floating)
+        for order in orders[cursor.num_items :]:
+            if self._is_absent(order, cursor):
                 if order.serves >= 0:
                     yield order
                 continue
@@ -418,28 +418,28 @@ class Course:
             if not order.floats:
                 return
 
-    def _pass_absent(self, course: LaneCourse) -> None:
+    def _pass_absent(self, cursor: LaneCursor) -> None:
         """Marks of items that come next and are not saved under this plan."""
-        orders = course.orders or ()
-        while course.num_items < len(orders):
-            if not self._is_absent(orders[course.num_items], course):
+        orders = cursor.orders or ()
+        while cursor.num_items < len(orders):
+            if not self._is_absent(orders[cursor.num_items], cursor):
                 return
-            if orders[course.num_items].serves >= 0:
-                course.floating.append(course.num_items)
-            course.num_items += 1
+            if orders[cursor.num_items].serves >= 0:
+                cursor.floating.append(cursor.num_items)
+            cursor.num_items += 1
             self.mark += 1
 
-    def _stray(self, course: LaneCourse) -> None:
+    def _stray(self, cursor: LaneCursor) -> None:
         self.num_strayed += 1
-        course.orders, course.runs_all = None, self.runs_all
+        cursor.orders, cursor.runs_all = None, self.runs_all
         self._fall_back(Fallback.PLAN_MISMATCH)
 
-    def leave(self, course: LaneCourse) -> None:
+    def leave(self, cursor: LaneCursor) -> None:
         """A lane whose table does not fit goes on under the rule."""
-        if course.orders is not None:
-            self._stray(course)
+        if cursor.orders is not None:
+            self._stray(cursor)
 
-    def count_use(self, course: LaneCourse) -> int | None:
+    def count_use(self, cursor: LaneCursor) -> int | None:
         """A mark: autograd uses an item that is at hand.
 
         Returns:
@@ -447,21 +447,21 @@ class Course:
         """
         if self.is_using:
             return None
-        at = course.num_uses
+        at = cursor.num_uses
         if not at:
-            self._pass_absent(course)  # the last ones of forward
-        course.num_uses = at + 1
+            self._pass_absent(cursor)  # the last ones of forward
+        cursor.num_uses = at + 1
         self.mark += 1
         return at
 
-    def _is_absent(self, order: Order, course: LaneCourse) -> bool:
+    def _is_absent(self, order: Order, cursor: LaneCursor) -> bool:
         """Whether it would serve a recipe or a region that is not used: not by the
         plan, or not this time, because what is packed now serves none."""
         if order.serves >= 0:
             return self.storing != order.serves
-        if order.owner < 0 or course.orders is None:
+        if order.owner < 0 or cursor.orders is None:
             return False
-        placement = course.orders[order.owner].placement
+        placement = cursor.orders[order.owner].placement
         return placement is not Placement.RECOMPUTE or self.serving != order.owner
 
     def inside_use(self, work: Callable[[], T]) -> T:
@@ -484,7 +484,9 @@ class Course:
             elif isinstance(source, RebuiltView):
                 if source.rebuilt.lane is rebuilt.lane:
                     inputs.add(source.rebuilt.item)
-        recipe = Recipe(rebuilt.expression.recipe, tuple(sorted(inputs)), rebuilt.place)
+        recipe = ItemRecipe(
+            rebuilt.expression.recipe, tuple(sorted(inputs)), rebuilt.place
+        )
         self.observer.recipe(self.of(rebuilt.lane).number, rebuilt.item, recipe)
 
     def begin_use(self, lane: Lane, number: int) -> int | None:
@@ -496,14 +498,14 @@ class Course:
         """
         if self.is_using:
             return None
-        course = lane.course or self.of(lane)
-        if not course.num_uses:
-            self._pass_absent(course)  # the last ones of forward
-        at, course.num_uses = course.num_uses, course.num_uses + 1
+        cursor = lane.cursor or self.of(lane)
+        if not cursor.num_uses:
+            self._pass_absent(cursor)  # the last ones of forward
+        at, cursor.num_uses = cursor.num_uses, cursor.num_uses + 1
         self.mark += 1
         self.is_using = True
         if self.observer.listens:
-            self.observer.mark(course.number, Phase.BACKWARD, number)
+            self.observer.mark(cursor.number, Phase.BACKWARD, number)
         return at
 
     def given(self, handle: Any, tensor: Tensor) -> Tensor:
@@ -520,9 +522,9 @@ class Course:
                 self.observer.seal()
 
 
-def _is_as_large(course: LaneCourse, order: Order, num_bytes: int) -> bool:
+def _is_as_large(cursor: LaneCursor, order: Order, num_bytes: int) -> bool:
     """Whether an item of so many bytes may be this one under another name: in its size,
     or in that of the lane."""
-    expected = order.num_bytes * course.ratio
+    expected = order.num_bytes * cursor.ratio
     near = abs(num_bytes - expected) <= SLACK * expected
-    return order.num_bytes == num_bytes or (near and course.planned_bytes > 0)
+    return order.num_bytes == num_bytes or (near and cursor.planned_bytes > 0)
