@@ -10,9 +10,9 @@ a re-run, and a forward that changes it does not run again. A `threading.local` 
 looked at in whichever thread asks: the thread of a re-run gets what the forward's
 thread had, for as long as it runs. What goes on from where it stands and cannot be set
 back (an iterator, a random generator that is not torch's, Python's or NumPy's own)
-makes the region run once. Nobody looks at objects of the standard library or of torch,
-at classes and functions of installed packages, at containers of more than `MAX_ITEMS`
-items, or beyond `MAX_OBJECTS`.
+makes the region run once. Nobody looks at objects of the standard library, but for its
+containers, or of torch, at classes and functions of installed packages, at containers
+of more than `MAX_ITEMS` items, or beyond `MAX_OBJECTS`.
 (tests/ssdtrain/regions/test_deep.py, test_threads.py)
 """
 
@@ -21,12 +21,14 @@ import random
 import sys
 import threading
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -54,6 +56,11 @@ PLAIN = (int, float, bool, str, bytes, complex, type(None))
 STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 FIXED = (*PLAIN, Enum, ModuleType, torch.dtype, torch.device)
 OURS_OR_STANDARD = frozenset((*sys.stdlib_module_names, "torch", "numpy", "ssdtrain"))
+CONTAINERS = frozenset(
+    ("argparse", "collections", "configparser", "queue", "weakref", "_weakrefset")
+)
+"""Modules of the standard library whose objects hold what a program puts there."""
+UNCOUNTED = bytearray, memoryview, array, SimpleQueue
 PACKAGES = frozenset(("site-packages", "dist-packages"))
 _GLOBAL_RANDOM = getattr(random.random, "__self__", None)
 
@@ -188,9 +195,13 @@ def _goes_on(value: Any) -> str | None:
         return "is an iterator"
     if isinstance(value, ContextVar):
         return "may be another in the thread of a backward"
-    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-        if value.nbytes > MAX_ARRAY_BYTES:
-            return f"is an array of {value.nbytes} bytes, whose changes nobody counts"
+    numpy = sys.modules.get("numpy")
+    is_array = numpy is not None and isinstance(value, numpy.ndarray)
+    if is_array and (kind is not numpy.ndarray or value.nbytes > MAX_ARRAY_BYTES):
+        told = f"is an array ({kind.__name__}) of {value.nbytes} bytes"
+        return f"{told}, whose changes nobody counts"
+    if isinstance(value, UNCOUNTED):
+        return f"is of type {kind.__name__}, whose changes nobody counts"
     return None
 
 
@@ -217,9 +228,9 @@ def is_installed(module: str | None) -> bool:
 def children_of(value: Any) -> Iterable[Any]:
     """What is one level inside, as far as it is looked at."""
     if isinstance(value, dict):
-        return () if len(value) > MAX_ITEMS else list(value.values())
+        return () if len(value) > MAX_ITEMS else [*value.values(), *_own(value)]
     if isinstance(value, list | tuple | set | frozenset | deque):
-        return () if len(value) > MAX_ITEMS else list(value)
+        return () if len(value) > MAX_ITEMS else [*value, *_own(value)]
     if isinstance(value, partial):
         return value.func, value.args, value.keywords
     if isinstance(value, MethodType | weakref.ref):
@@ -322,11 +333,17 @@ def _attributes(module: nn.Module) -> list[Any]:
     return [value for name, value in vars(module).items() if name not in STANDARD]
 
 
+def _own(container: Any) -> tuple[Any, ...]:
+    """The attributes of a container of the program's own kind."""
+    own = getattr(container, "__dict__", None)
+    return () if own is None else (own,)
+
+
 def _is_users(value: Any) -> bool:
     kind = type(value)
     if kind is SimpleNamespace or isinstance(value, threading.local):
         return True
-    return not is_standard(kind.__module__)
+    return kind.__module__ in CONTAINERS or not is_standard(kind.__module__)
 
 
 def _slots(value: Any) -> list[Any]:

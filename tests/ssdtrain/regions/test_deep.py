@@ -7,10 +7,13 @@ import os
 import random
 import sys
 import weakref
-from collections import Counter
+from argparse import Namespace
+from array import array
+from collections import Counter, UserList
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -41,6 +44,12 @@ class Holder:
 
     def scaled(self, x: Tensor) -> Tensor:
         return x * self.own
+
+
+class Losses(list[float]):
+    """A list with more than items."""
+
+    scale = 1.0
 
 
 @dataclass(slots=True)
@@ -176,6 +185,21 @@ CHANGED: dict[str, Case] = {
         lambda s, x: x * s.thing.rope.factor,
         lambda thing: setattr(thing.rope, "factor", 0.5),
     ),
+    "namespace": (
+        lambda: {"rope": Namespace(factor=1.0)},
+        lambda s, x: x * s.thing["rope"].factor,
+        lambda thing: setattr(thing["rope"], "factor", 0.5),
+    ),
+    "list of the standard library": (
+        lambda: UserList([1.0]),
+        lambda s, x: x * s.thing[0],
+        lambda thing: _halve(thing, 0),
+    ),
+    "attribute of a list": (
+        Losses,
+        lambda s, x: x * s.thing.scale,
+        lambda thing: setattr(thing, "scale", 0.5),
+    ),
     "slots": (
         Slots,
         lambda s, x: x * s.thing.scale,
@@ -302,6 +326,26 @@ GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str
         lambda: np.ones(1 << 15),
         lambda s, x: x * float(s.thing[0]),
         "whose changes nobody counts",
+    ),
+    "array of another class": (
+        lambda: np.ones(1).view(np.recarray),
+        lambda s, x: x * float(s.thing[0]),
+        "whose changes nobody counts",
+    ),
+    "array of the standard library": (
+        lambda: array("d", [1.0]),
+        lambda s, x: x * s.thing[0],
+        "is of type array",
+    ),
+    "queue": (
+        SimpleQueue,
+        lambda s, x: x * (1 + s.thing.qsize()),
+        "is of type SimpleQueue",
+    ),
+    "numbers of the machine": (
+        nothing,
+        lambda s, x: x * (1 + 0 * np.random.default_rng().random()),
+        "its code names default_rng",
     ),
     "default that grows": (nothing, lambda s, x: counted(x), "global counted changed"),
 }
