@@ -17,6 +17,7 @@ of more than `MAX_ITEMS` items, or beyond `MAX_OBJECTS`.
 """
 
 import functools
+import gc
 import random
 import sys
 import threading
@@ -29,7 +30,13 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +67,8 @@ CONTAINERS = frozenset(
     ("argparse", "collections", "configparser", "queue", "weakref", "_weakrefset")
 )
 """Modules of the standard library whose objects hold what a program puts there."""
+VIEWS = (MappingProxyType, *map(type, ({}.keys(), {}.values(), {}.items())))
+"""Of a dictionary, which somebody else may change."""
 UNCOUNTED = bytearray, memoryview, array, SimpleQueue
 PACKAGES = frozenset(("site-packages", "dist-packages"))
 _GLOBAL_RANDOM = getattr(random.random, "__self__", None)
@@ -231,6 +240,10 @@ def children_of(value: Any) -> Iterable[Any]:
         return () if len(value) > MAX_ITEMS else [*value.values(), *_own(value)]
     if isinstance(value, list | tuple | set | frozenset | deque):
         return () if len(value) > MAX_ITEMS else [*value, *_own(value)]
+    if isinstance(value, VIEWS):
+        return gc.get_referents(value)
+    if type(value) is Tensor and value.__dict__:
+        return _own(value)
     if isinstance(value, partial):
         return value.func, value.args, value.keywords
     if isinstance(value, MethodType | weakref.ref):
@@ -334,7 +347,7 @@ def _attributes(module: nn.Module) -> list[Any]:
 
 
 def _own(container: Any) -> tuple[Any, ...]:
-    """The attributes of a container of the program's own kind."""
+    """The attributes of a container of the program's own kind, or of a tensor."""
     own = getattr(container, "__dict__", None)
     return () if own is None else (own,)
 

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
-from functools import partial
+from functools import lru_cache, partial
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -38,6 +38,7 @@ FIXED = frozenset(
     (FunctionType, BuiltinFunctionType, MethodType, type, *PLAIN, *weakref.ProxyTypes)
 )
 FUNCTIONS = FunctionType | BuiltinFunctionType
+CACHED = type(lru_cache(len))
 FIXED_KINDS = (
     *(type, nn.Module, ModuleType, property, staticmethod, classmethod),
     threading.local,
@@ -362,6 +363,8 @@ def _leading_from(value: Any) -> Iterable[Any]:
         return value.fget, value.fset
     if isinstance(value, partial):
         return (value.func,)
+    if isinstance(value, CACHED):
+        return (value.__wrapped__,)
     if isinstance(value, staticmethod | classmethod | MethodType):
         return (value.__func__,)
     if isinstance(value, dict | list | tuple):

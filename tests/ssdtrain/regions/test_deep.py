@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from queue import SimpleQueue
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,16 @@ def imported(x: Tensor) -> Tensor:
 
 def by_others(x: Tensor) -> Tensor:
     return x * OTHERS["x"]
+
+
+@functools.lru_cache(0)
+def cached(x: Tensor) -> Tensor:
+    return by_others(x)
+
+
+def marked(tensor: Tensor) -> Tensor:
+    tensor.scale = 1.0  # type: ignore[attr-defined]
+    return tensor
 
 
 def twice_by_others(number: int, x: Tensor) -> Tensor:
@@ -199,6 +209,21 @@ CHANGED: dict[str, Case] = {
         Losses,
         lambda s, x: x * s.thing.scale,
         lambda thing: setattr(thing, "scale", 0.5),
+    ),
+    "view of a dictionary": (
+        lambda: MappingProxyType(OTHERS),
+        lambda s, x: x * s.thing["x"],
+        lambda _: _halve(OTHERS, "x"),
+    ),
+    "attribute of a tensor": (
+        lambda: marked(torch.ones(1)),
+        lambda s, x: x * s.thing.scale,
+        lambda thing: setattr(thing, "scale", 0.5),
+    ),
+    "global of a function with a cache": (
+        nothing,
+        lambda s, x: cached(x),
+        lambda _: _halve(OTHERS, "x"),
     ),
     "slots": (
         Slots,
