@@ -236,14 +236,11 @@ def is_installed(module: str | None) -> bool:
 
 def children_of(value: Any) -> Iterable[Any]:
     """What is one level inside, as far as it is looked at."""
-    if isinstance(value, dict):
-        return () if len(value) > MAX_ITEMS else [*value.values(), *_own(value)]
-    if isinstance(value, list | tuple | set | frozenset | deque):
-        return () if len(value) > MAX_ITEMS else [*value, *_own(value)]
+    if isinstance(value, dict | list | tuple | set | frozenset | deque):
+        items = value.values() if isinstance(value, dict) else value
+        return () if len(value) > MAX_ITEMS else [*items, *_own(value)]
     if isinstance(value, VIEWS):
         return gc.get_referents(value)
-    if type(value) is Tensor and value.__dict__:
-        return _own(value)
     if isinstance(value, partial):
         return value.func, value.args, value.keywords
     if isinstance(value, MethodType | weakref.ref):
@@ -258,7 +255,8 @@ def children_of(value: Any) -> Iterable[Any]:
     if isinstance(value, nn.Module):
         return *_parts(value), *_attributes(value)
     if isinstance(value, Tensor) or not _is_users(value):
-        return ()
+        is_marked = type(value) is Tensor and bool(value.__dict__)
+        return _own(value) if is_marked else ()
     return (*getattr(value, "__dict__", {}).values(), *_slots(value), type(value))
 
 
