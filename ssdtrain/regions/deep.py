@@ -204,7 +204,7 @@ def _goes_on(value: Any) -> str | None:
         return "is an iterator"
     if isinstance(value, ContextVar):
         return "may be another in the thread of a backward"
-    numpy = sys.modules.get("numpy")
+    numpy: Any = sys.modules.get("numpy")
     is_array = numpy is not None and isinstance(value, numpy.ndarray)
     if is_array and (kind is not numpy.ndarray or value.nbytes > MAX_ARRAY_BYTES):
         told = f"is an array ({kind.__name__}) of {value.nbytes} bytes"
