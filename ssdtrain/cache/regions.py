@@ -210,6 +210,8 @@ class Regions:
             cursor.region = number
             if cache.needs_no_record(call):  # a lane may have left its table just now
                 self._save_by_index(call)
+            if lane.run is not None and call.part is None:
+                lane.run.without_rows()
         return call
 
     def _around(
@@ -247,7 +249,9 @@ class Regions:
 
     def _leave(self) -> None:
         self.take_off()
-        self.current = None
+        call, self.current = self.current, None
+        if call is not None and call.part is None and call.lane.run is not None:
+            call.lane.run.with_rows()
         self.cache.cursor.region = OUTSIDE_PLAN
 
     def shortage(

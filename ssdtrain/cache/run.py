@@ -224,6 +224,17 @@ class Run:
         next(islice(self._rows, num_rows, num_rows), None)
         return part
 
+    def without_rows(self) -> None:
+        """A region call runs again and has not entered: all that it saves needs a
+        place, which a row of somebody else's would not give it."""
+        if self._num_packed is None:
+            self.following = repeat(GENERALLY).__next__
+
+    def with_rows(self) -> None:
+        """It has ended."""
+        if self._num_packed is None:
+            self.following = self._rows.__next__
+
     def mark_in_region(self, row: RegionItemRow) -> None:
         """A mark: a tensor of a region that runs again is saved."""
         with self._lock:

@@ -223,9 +223,15 @@ def _same(now: Any, before: Any) -> bool:
 
 def may_change(leaf: Any) -> bool:
     """Whether an argument could be another when its call runs again."""
-    if type(leaf) is Tensor:
+    kind = type(leaf)
+    if kind is Tensor or (
+        isinstance(leaf, Tensor)
+        # Parameters are given again themselves; the others are put together anew.
+        and not isinstance(leaf, nn.Parameter)
+        and not hasattr(kind, "__tensor_flatten__")
+    ):
         return bool(leaf.__dict__) and has_marks(leaf)
-    if type(leaf) in LEAVES or isinstance(leaf, VALUES):
+    if kind in LEAVES or isinstance(leaf, VALUES):
         return False
     if not isinstance(leaf, FunctionType) or leaf.__closure__ is not None:
         return True

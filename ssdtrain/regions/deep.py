@@ -10,24 +10,33 @@ a re-run, and a forward that changes it does not run again. A `threading.local` 
 looked at in whichever thread asks: the thread of a re-run gets what the forward's
 thread had, for as long as it runs. What goes on from where it stands and cannot be set
 back (an iterator, a random generator that is not torch's, Python's or NumPy's own)
-makes the region run once. Nobody looks at objects of the standard library or of torch,
-at classes and functions of installed packages, at containers of more than `MAX_ITEMS`
-items, or beyond `MAX_OBJECTS`.
+makes the region run once. Nobody looks at objects of the standard library, but for its
+containers, or of torch, at classes and functions of installed packages, at containers
+of more than `MAX_ITEMS` items, or beyond `MAX_OBJECTS`.
 (tests/ssdtrain/regions/test_deep.py, test_threads.py)
 """
 
 import functools
+import gc
 import random
 import sys
 import threading
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from queue import SimpleQueue
+from types import (
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +63,13 @@ PLAIN = (int, float, bool, str, bytes, complex, type(None))
 STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 FIXED = (*PLAIN, Enum, ModuleType, torch.dtype, torch.device)
 OURS_OR_STANDARD = frozenset((*sys.stdlib_module_names, "torch", "numpy", "ssdtrain"))
+CONTAINERS = frozenset(
+    ("argparse", "collections", "configparser", "queue", "weakref", "_weakrefset")
+)
+"""Modules of the standard library whose objects hold what a program puts there."""
+VIEWS = (MappingProxyType, *map(type, ({}.keys(), {}.values(), {}.items())))
+"""Of a dictionary, which somebody else may change."""
+UNCOUNTED = bytearray, memoryview, array, SimpleQueue
 PACKAGES = frozenset(("site-packages", "dist-packages"))
 _GLOBAL_RANDOM = getattr(random.random, "__self__", None)
 
@@ -188,9 +204,13 @@ def _goes_on(value: Any) -> str | None:
         return "is an iterator"
     if isinstance(value, ContextVar):
         return "may be another in the thread of a backward"
-    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-        if value.nbytes > MAX_ARRAY_BYTES:
-            return f"is an array of {value.nbytes} bytes, whose changes nobody counts"
+    numpy: Any = sys.modules.get("numpy")
+    is_array = numpy is not None and isinstance(value, numpy.ndarray)
+    if is_array and (kind is not numpy.ndarray or value.nbytes > MAX_ARRAY_BYTES):
+        told = f"is an array ({kind.__name__}) of {value.nbytes} bytes"
+        return f"{told}, whose changes nobody counts"
+    if isinstance(value, UNCOUNTED):
+        return f"is of type {kind.__name__}, whose changes nobody counts"
     return None
 
 
@@ -216,10 +236,11 @@ def is_installed(module: str | None) -> bool:
 
 def children_of(value: Any) -> Iterable[Any]:
     """What is one level inside, as far as it is looked at."""
-    if isinstance(value, dict):
-        return () if len(value) > MAX_ITEMS else list(value.values())
-    if isinstance(value, list | tuple | set | frozenset | deque):
-        return () if len(value) > MAX_ITEMS else list(value)
+    if isinstance(value, dict | list | tuple | set | frozenset | deque):
+        items = value.values() if isinstance(value, dict) else value
+        return () if len(value) > MAX_ITEMS else [*items, *_own(value)]
+    if isinstance(value, VIEWS):
+        return gc.get_referents(value)
     if isinstance(value, partial):
         return value.func, value.args, value.keywords
     if isinstance(value, MethodType | weakref.ref):
@@ -234,7 +255,8 @@ def children_of(value: Any) -> Iterable[Any]:
     if isinstance(value, nn.Module):
         return *_parts(value), *_attributes(value)
     if isinstance(value, Tensor) or not _is_users(value):
-        return ()
+        is_marked = type(value) is Tensor and bool(value.__dict__)
+        return _own(value) if is_marked else ()
     return (*getattr(value, "__dict__", {}).values(), *_slots(value), type(value))
 
 
@@ -322,11 +344,17 @@ def _attributes(module: nn.Module) -> list[Any]:
     return [value for name, value in vars(module).items() if name not in STANDARD]
 
 
+def _own(container: Any) -> tuple[Any, ...]:
+    """The attributes of a container of the program's own kind, or of a tensor."""
+    own = getattr(container, "__dict__", None)
+    return () if own is None else (own,)
+
+
 def _is_users(value: Any) -> bool:
     kind = type(value)
     if kind is SimpleNamespace or isinstance(value, threading.local):
         return True
-    return not is_standard(kind.__module__)
+    return kind.__module__ in CONTAINERS or not is_standard(kind.__module__)
 
 
 def _slots(value: Any) -> list[Any]:

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
-from functools import partial
+from functools import lru_cache, partial
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -37,6 +37,8 @@ from ssdtrain.regions.restore import (
 FIXED = frozenset(
     (FunctionType, BuiltinFunctionType, MethodType, type, *PLAIN, *weakref.ProxyTypes)
 )
+FUNCTIONS = FunctionType | BuiltinFunctionType
+CACHED = type(lru_cache(len))
 FIXED_KINDS = (
     *(type, nn.Module, ModuleType, property, staticmethod, classmethod),
     threading.local,
@@ -66,6 +68,9 @@ PAST_VERSIONS = frozenset(
 )
 """What leads to a tensor's bytes past its version. Adapters of installed packages name
 it, where they are merged."""
+ANEW = frozenset("default_rng RandomState SystemRandom urandom secrets".split())
+"""What draws other numbers each time, and leaves no state that tells."""
+NAMED = PAST_VERSIONS | ANEW
 MAX_FUNCTIONS = 64
 """Most functions of a program's own that are looked into for the globals they read."""
 
@@ -114,8 +119,8 @@ class Reads:
         self._cells: list[tuple[Any, str]] = []
         self.may_draw = False
         """Whether it may draw random numbers of Python's or NumPy's."""
-        self._past: set[str] = set()
-        """Names by which the program's own code may write past versions."""
+        self._named: set[str] = set()
+        """Names of these kinds in the program's own code."""
         self._reads_environment = False
         self.asked = {"forward"}
         """Names of whatever its forwards may ask for, in functions that they call."""
@@ -137,7 +142,7 @@ class Reads:
                 seen[function] = None
         self._functions = list(seen)
         told = sorted(self.asked & OTHER_AGAIN) + sorted(self._loaded & BY_NAME)
-        told += sorted(self._past)
+        told += sorted(self._named)
         self.refusal = f"its code names {told[0]}" if told else None
         """Why it cannot run again; None: it can."""
 
@@ -172,11 +177,12 @@ class Reads:
         space = function.__globals__
         found: list[Callee] = []
         names, imported, chains, asked = names_of(function.__code__)
+        is_own = is_called and not is_installed(function.__module__)
         if is_called:
             self._loaded |= names
             self.asked |= names | asked | set(function.__code__.co_freevars)
-            if not is_installed(function.__module__):
-                self._past |= PAST_VERSIONS & asked
+        if is_own:
+            self._named |= NAMED & asked | ANEW & (names | imported)
         for root, *inner in chains:
             found += self._follow(self._root(root, call), inner)
         self.may_draw |= not DRAWING.isdisjoint(imported)
@@ -189,6 +195,9 @@ class Reads:
                 continue
             self._globals[f"{id(space)} {name}"] = space, name
             found += functions_of(name, value)
+            if is_own and isinstance(value, FUNCTIONS | type):  # `import x as y`
+                if is_installed(value.__module__):
+                    self._named |= NAMED & {value.__name__}
         cells = function.__closure__ or ()
         for cell, name in zip(cells, function.__code__.co_freevars, strict=True):
             value = _content(cell)
@@ -227,7 +236,7 @@ class Reads:
                     return
                 space = vars(value)
                 value = space.get(name, GONE)
-                is_function = isinstance(value, FunctionType | BuiltinFunctionType)
+                is_function = isinstance(value, FUNCTIONS)
                 if is_function or not (of_torch or isinstance(value, ModuleType)):
                     self._globals[f"{id(space)} {name}"] = space, name
             elif isinstance(value, type) and is_installed(value.__module__):
@@ -354,6 +363,8 @@ def _leading_from(value: Any) -> Iterable[Any]:
         return value.fget, value.fset
     if isinstance(value, partial):
         return (value.func,)
+    if isinstance(value, CACHED):
+        return (value.__wrapped__,)
     if isinstance(value, staticmethod | classmethod | MethodType):
         return (value.__func__,)
     if isinstance(value, dict | list | tuple):

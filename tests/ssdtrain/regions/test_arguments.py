@@ -153,6 +153,16 @@ def marked(x: Tensor) -> tuple[Tensor]:
     return (x,)
 
 
+class Boxes(Tensor):
+    """As torchvision's are."""
+
+
+def boxes(x: Tensor) -> tuple[Tensor]:
+    x = (x * 1).as_subclass(Boxes)
+    x.factor = 0.5  # type: ignore[attr-defined]
+    return (x,)
+
+
 def scaled(x: Tensor) -> Tensor:
     by: float = scaled.by * SCALES["of"]  # type: ignore[attr-defined]
     return x * by
@@ -223,6 +233,11 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Any], str]] =
     "attribute": (
         lambda block, x: x * getattr(x, "factor", 1.0),
         marked,
+        "attributes of its argument",
+    ),
+    "attribute of a tensor of another class": (
+        lambda block, x: (x * getattr(x, "factor", 1.0)).as_subclass(Tensor),
+        boxes,
         "attributes of its argument",
     ),
     "function": (called, lambda x: (x, scaled), "its argument of type function"),

@@ -7,11 +7,14 @@ import os
 import random
 import sys
 import weakref
-from collections import Counter
+from argparse import Namespace
+from array import array
+from collections import Counter, UserList
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from queue import SimpleQueue
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,6 +44,12 @@ class Holder:
 
     def scaled(self, x: Tensor) -> Tensor:
         return x * self.own
+
+
+class Losses(list[float]):
+    """A list with more than items."""
+
+    scale = 1.0
 
 
 @dataclass(slots=True)
@@ -92,6 +101,16 @@ def imported(x: Tensor) -> Tensor:
 
 def by_others(x: Tensor) -> Tensor:
     return x * OTHERS["x"]
+
+
+@functools.lru_cache(0)
+def cached(x: Tensor) -> Tensor:
+    return by_others(x)
+
+
+def marked(tensor: Tensor) -> Tensor:
+    tensor.scale = 1.0  # type: ignore[attr-defined]
+    return tensor
 
 
 def twice_by_others(number: int, x: Tensor) -> Tensor:
@@ -175,6 +194,36 @@ CHANGED: dict[str, Case] = {
         lambda: SimpleNamespace(rope=SimpleNamespace(factor=1.0)),
         lambda s, x: x * s.thing.rope.factor,
         lambda thing: setattr(thing.rope, "factor", 0.5),
+    ),
+    "namespace": (
+        lambda: {"rope": Namespace(factor=1.0)},
+        lambda s, x: x * s.thing["rope"].factor,
+        lambda thing: setattr(thing["rope"], "factor", 0.5),
+    ),
+    "list of the standard library": (
+        lambda: UserList([1.0]),
+        lambda s, x: x * s.thing[0],
+        lambda thing: _halve(thing, 0),
+    ),
+    "attribute of a list": (
+        Losses,
+        lambda s, x: x * s.thing.scale,
+        lambda thing: setattr(thing, "scale", 0.5),
+    ),
+    "view of a dictionary": (
+        lambda: MappingProxyType(OTHERS),
+        lambda s, x: x * s.thing["x"],
+        lambda _: _halve(OTHERS, "x"),
+    ),
+    "attribute of a tensor": (
+        lambda: marked(torch.ones(1)),
+        lambda s, x: x * s.thing.scale,
+        lambda thing: setattr(thing, "scale", 0.5),
+    ),
+    "global of a function with a cache": (
+        nothing,
+        lambda s, x: cached(x),
+        lambda _: _halve(OTHERS, "x"),
     ),
     "slots": (
         Slots,
@@ -302,6 +351,26 @@ GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str
         lambda: np.ones(1 << 15),
         lambda s, x: x * float(s.thing[0]),
         "whose changes nobody counts",
+    ),
+    "array of another class": (
+        lambda: np.ones(1).view(np.recarray),
+        lambda s, x: x * float(s.thing[0]),
+        "whose changes nobody counts",
+    ),
+    "array of the standard library": (
+        lambda: array("d", [1.0]),
+        lambda s, x: x * s.thing[0],
+        "is of type array",
+    ),
+    "queue": (
+        SimpleQueue,
+        lambda s, x: x * (1 + s.thing.qsize()),
+        "is of type SimpleQueue",
+    ),
+    "numbers of the machine": (
+        nothing,
+        lambda s, x: x * (1 + 0 * np.random.default_rng().random()),
+        "its code names default_rng",
     ),
     "default that grows": (nothing, lambda s, x: counted(x), "global counted changed"),
 }

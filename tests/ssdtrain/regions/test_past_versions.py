@@ -5,6 +5,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from numpy import asarray as taken
 from torch import Tensor, nn
 
 import ssdtrain
@@ -51,6 +52,13 @@ class AsArray(Reads):
     def touch(self, x: Tensor) -> Tensor:
         if WRITES[0]:
             numpy.asarray(self.mean)[:] += 0.5
+        return x + self.mean
+
+
+class AsArrayByAnotherName(Reads):
+    def touch(self, x: Tensor) -> Tensor:
+        if WRITES[0]:
+            taken(self.mean)[:] += 0.5
         return x + self.mean
 
 
@@ -134,7 +142,7 @@ class ByKernel(Reads):
 
 
 KINDS = [Buffer, ByNumpy, AsArray, Swapped, Attribute, Global, Weight, OtherData]
-KINDS += [Argument, ByKernel]
+KINDS += [Argument, ByKernel, AsArrayByAnotherName]
 
 
 @pytest.mark.parametrize("plan", ["keep-all", "offload-all"])

@@ -243,6 +243,48 @@ def test_programs_that_use_their_blocks_otherwise(kind: type[Net]) -> None:
     assert not rows[GeneralRow] and rows[HostRow], rows
 
 
+class Alike(nn.Module):
+    """All that it saves looks alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.sin(self.up(torch.tanh(x)))
+        result: Tensor = x + self.down(torch.cos(hidden))
+        return result
+
+
+class Fewer(Net):
+    """Saves fewer tensors in front of its blocks at times, as one that is frozen."""
+
+    fewer = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Alike() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x if self.fewer else torch.sin(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("inputs", [Placement.KEEP, Placement.OFFLOAD])
+def test_rows_in_front_of_a_region_take_nothing_in_it(inputs: Placement) -> None:
+    """Its tensors have places, which a re-run counts: one too few, and each node gets
+    the next one's, which looks alike."""
+
+    def loss_of(model: Any, number: int) -> Tensor:
+        model.fewer = number > NUM_COMPILED
+        return mean(model, number)
+
+    run_both(Fewer(), loss_of, inputs=inputs)
+
+
 class Checkpointed(Block):
     """As people write it: torch's checkpoint around the forward."""
 
