@@ -14,7 +14,7 @@ leaves out goes into the notes as well (`caveats.py` puts them into words).
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,10 +25,11 @@ from torch.utils._pytree import tree_leaves
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.autocast import Autocast
-from ssdtrain.tools.foresight.caveats import UNFUSED, explained, parts_of
+from ssdtrain.tools.foresight.caveats import SCANNED, UNFUSED, explained, parts_of
 from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.overheads import Phase
 from ssdtrain.tools.foresight.recorder import STATES, Recorder
+from ssdtrain.tools.foresight.scans import Scans
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.foresight.steps import Collectives
 
@@ -80,9 +81,10 @@ def record(
     """Run forward and backward under a `Recorder`; give what was left out, as notes.
     Raises ConfigError: as `capture` does."""
     autocast = Autocast(on)
-    as_on = AsOn(on, autocast)
+    as_on, scans = AsOn(on, autocast), Scans()
+    fused = scans.replaced() if on is Kind.CUDA else nullcontext()
     try:
-        with recorder.modules(), autocast.noted(), as_on, recorder:
+        with recorder.modules(), autocast.noted(), fused, as_on, recorder:
             loss = loss_of(forward)
             recorder.phase = Phase.BACKWARD
             torch.autograd.backward(loss, [torch.ones_like(x) for x in loss])
@@ -91,7 +93,8 @@ def record(
     except Exception as error:
         what = "the step cannot be captured on the meta device"
         raise explained(error, what) from error
-    return {UNFUSED: str(as_on.num_unfused)} if as_on.num_unfused else {}
+    counts = {UNFUSED: as_on.num_unfused, SCANNED: scans.number}
+    return {name: str(count) for name, count in counts.items() if count}
 
 
 class AsOn(TorchFunctionMode):

@@ -33,10 +33,13 @@ ROOM = 0.75
 """Share of a device for weights, gradients and optimizer, as proposed."""
 CONTEXT = 1024
 """Tokens in which the longest context is told."""
+MANY = 12_000
+"""Operators of a step from which on larger ones are not tried: each takes seconds."""
 HOST_SHARE = 0.1
 """Of a plain step, from which on it is said that the host bounds it."""
 ALIKE = 0.02
 """Steps that differ by less are as fast as one another."""
+UNTRIED = "how large a step fits was not looked for, as this one has many operators."
 PLAIN, CHECKPOINTING = "plain", "checkpointing"
 SELECTIVE, OURS = "selective", "ssdtrain"
 
@@ -85,13 +88,16 @@ class Answer:
     """Of these: the rest stays free, as in ssdtrain's plans."""
     ways: tuple[Way, ...]
     longest: dict[str, int]
-    """The largest `Question.size` that fits, by way; empty: it does not matter."""
+    """The largest `Question.size` that fits, by way; empty: it does not matter, or was
+    not looked for, as `caveats` say then."""
     traffic: Traffic | None
     """None: there is no plan, as plain training fits or nothing does."""
     host_wait_ms: float
     """For which the GPU waits in a plain step until kernels are launched."""
     is_causal: bool
     """Whether it is a public model that predicts the next token."""
+    caveats: tuple[str, ...]
+    """What is priced otherwise than it runs, or left out."""
     sentence: str
 
     @property
@@ -131,7 +137,8 @@ def fits(question: Question) -> Answer:
         )
         for name, (ms, peak) in ways.items()
     )
-    longest = _longest(question, shape, captured, usable)
+    many = captured.num_operators > MANY
+    longest = {} if many else _longest(question, shape, captured, usable)
     if longest and peaks[OURS] <= usable:  # the plan needs less than the fixed ones
         longest[OURS] = max(longest[OURS], question.size)
     answer = Answer(
@@ -148,6 +155,7 @@ def fits(question: Question) -> Answer:
         traffic=traffic,
         host_wait_ms=_host_wait_ms(captured.profile),
         is_causal=shape is not None and shape.is_causal,
+        caveats=(*captured.caveats, *([UNTRIED] if many else [])),
         sentence="",
     )
     return replace(answer, sentence=_sentence(answer))

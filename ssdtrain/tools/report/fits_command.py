@@ -156,6 +156,7 @@ def _advice(answer: Answer) -> list[str]:
             f"{answer.host_wait_ms:.0f} for the host to launch kernels. Hosts differ "
             "by a factor of two, and so may these steps."
         )
+    found += [f"Note: {each}" for each in answer.caveats]
     if plain is None or plain.fits:
         return found
     if traffic is not None:

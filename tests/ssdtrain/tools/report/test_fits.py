@@ -18,7 +18,7 @@ from ssdtrain.plan.timeline import Timeline
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight.device import load_device
-from ssdtrain.tools.report import build_public
+from ssdtrain.tools.report import build_public, estimate
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
 from ssdtrain.tools.report.capture import Question, capture
 from ssdtrain.tools.report.fits import CHECKPOINTING, CONTEXT, OURS, PLAIN, fits
@@ -316,3 +316,52 @@ def small(micro_batch):
     Path("my.py").write_text(MODEL + more)
     with pytest.raises(ConfigError, match=told):
         fits(Question(model=text))
+
+
+MAMBA2 = {"num_heads": 2, "head_dim": 64, "n_groups": 1}
+
+
+@pytest.mark.parametrize(("kind", "more"), [("mamba", {}), ("mamba2", MAMBA2)])
+def test_a_scan_is_one_kernel(kind: str, more: dict[str, int], tmp_path: Path) -> None:
+    """Tokens are no operators: a longer sequence takes no more of them."""
+    found = {}
+    for length in (8192, 16384):
+        path = tmp_path / "config.json"
+        settings = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 256}
+        path.write_text(json.dumps({"model_type": kind, **settings, **more}))
+        question = Question(model=str(path), tokens=length)
+        shape = shape_of(str(path), Train.FULL, Loss.STOCK)
+        found[length] = capture(question, shape, H100, length)
+    assert found[8192].num_operators == found[16384].num_operators < 700
+    assert any("mamba_ssm" in each for each in found[8192].caveats)
+    # Nothing is saved for every state of every token: that would be 128 x 16 wide.
+    items = found[16384].profile.kinds["model/0"]
+    assert max(each.num_bytes for each in items) <= 16384 * 512 * 4
+
+
+LOOP = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        for _ in range(100_000):
+            x = x * self.weight
+        return x.sum()
+
+def build(micro_batch):
+    model, x = Net(), torch.zeros(micro_batch, 8)
+    return model, lambda: model(x)
+"""
+
+
+def test_a_loop_over_tokens_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "MOST_OPERATORS", 300)
+    (tmp_path / "my.py").write_text(LOOP)
+    with pytest.raises(ConfigError, match=r"more than 300 operators.*a loop over tok"):
+        fits(Question(model=f"{tmp_path}/my.py:build"))
