@@ -15,13 +15,14 @@ from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import again_moving, num_read
 from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.foresight.cluster import DEFAULT, cluster_of
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
 from ssdtrain.tools.report.capture import Captured, Question, capture
 from ssdtrain.tools.report.selective import selective
 
-SEARCH_MARKS = 400_000
-"""Of the search for a plan: a second or two."""
+SEARCHED_STEPS = 300
+"""That the search for a plan simulates: one to three seconds."""
 WIDER = 4
 """The largest step is looked for up to so many times the size asked for; tokens also
 down."""
@@ -94,6 +95,7 @@ class Answer:
     """None: there is no plan, as plain training fits or nothing does."""
     host_wait_ms: float
     """For which the GPU waits in a plain step until kernels are launched."""
+    gpus_of_host: int
     is_causal: bool
     """Whether it is a public model that predicts the next token."""
     caveats: tuple[str, ...]
@@ -154,6 +156,7 @@ def fits(question: Question) -> Answer:
         longest=longest,
         traffic=traffic,
         host_wait_ms=_host_wait_ms(captured.profile),
+        gpus_of_host=min(question.gpus, cluster_of(DEFAULT, device.spec).node),
         is_causal=shape is not None and shape.is_causal,
         caveats=(*captured.caveats, *([UNTRIED] if many else [])),
         sentence="",
@@ -223,7 +226,8 @@ def _ways(
 def planned(captured: Captured, capacity: int) -> tuple[float, int, Traffic]:
     """Return ms, the whole peak in bytes and the traffic of ssdtrain's plan for a
     device of so many bytes. Raises ConfigError: no plan fits."""
-    plan = choose(captured.profile, Goal(device_bytes=capacity), SEARCH_MARKS)
+    search_marks = SEARCHED_STEPS * len(captured.profile.marks)
+    plan = choose(captured.profile, Goal(device_bytes=capacity), search_marks)
     if plan.prediction is None:
         raise ConfigError("a chosen plan carries a prediction")
     ms = _with_links(captured, plan.prediction.step_ms)

@@ -161,11 +161,14 @@ def _advice(answer: Answer) -> list[str]:
         return found
     if traffic is not None:
         a_gpu = " for each GPU" if asked.gpus > 1 else ""
+        number = answer.gpus_of_host
+        whole = bytes_text(number * traffic.host_bytes)
+        in_all = f", {whole} for the {number} of a host" if number > 1 else ""
         again = bytes_text(traffic.again_bytes) if traffic.again_bytes else "nothing"
         found.append(
             f"Each step moves {bytes_text(traffic.moved_bytes)} to host memory and "
             f"back, and computes {again} again. Host memory needed{a_gpu}: "
-            f"{bytes_text(traffic.host_bytes)}."
+            f"{bytes_text(traffic.host_bytes)}{in_all}."
         )
     if answer.is_causal and asked.loss is Loss.STOCK:
         found.append(

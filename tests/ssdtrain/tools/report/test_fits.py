@@ -21,7 +21,14 @@ from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report import build_public, estimate
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
 from ssdtrain.tools.report.capture import Question, capture
-from ssdtrain.tools.report.fits import CHECKPOINTING, CONTEXT, OURS, PLAIN, fits
+from ssdtrain.tools.report.fits import (
+    CHECKPOINTING,
+    CONTEXT,
+    OURS,
+    PLAIN,
+    fits,
+    planned,
+)
 from ssdtrain.tools.report.fits_command import fits_lines, tokens_argument
 
 SMALL = {
@@ -107,6 +114,16 @@ def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ours is not None and again is not None and not ours.fits
     assert ours.memory_bytes < 0.95 * again.memory_bytes
     assert abs(larger.longest[OURS] - most) <= CONTEXT, "it was what is told now"
+
+
+def test_a_plan_of_a_deep_model_is_searched_as_well() -> None:
+    """What is computed again is so because the memory is used."""
+    name, device = "llama-3.1-70b", load_device("h200")
+    question = Question(model=name, gpu="h200", gpus=8, fsdp=True)
+    shape = shape_of(name, Train.FULL, Loss.STOCK)
+    capacity = int(device.spec.memory_bytes)
+    _, peak, traffic = planned(capture(question, shape, device, 8192), capacity)
+    assert traffic.again_bytes > 0 and 0.9 * capacity < peak < capacity
 
 
 def test_steps_that_the_host_bounds_are_told(tmp_path: Path) -> None:
