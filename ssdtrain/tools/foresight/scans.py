@@ -1,24 +1,32 @@
-"""Scans of state-space and delta-rule layers as the one kernel of `mamba_ssm` or `fla`.
-Without these packages transformers runs operators for every token or chunk, which take
-minutes to capture, and nobody trains with them."""
+"""Scans of state-space and delta-rule layers as the one kernel of `mamba_ssm` or `fla`:
+without these transformers runs operators for every token or chunk."""
 
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-MODULES = "transformers.models."
+SCANS = {
+    "mamba_selective_scan": ("hidden_states", "dt", "return_last_state"),
+    "mamba2_chunk_scan": ("hidden_states", "dt", "return_final_states"),
+    "torch_chunk_gated_delta_rule": ("value", "g", ""),
+}
+"""Of transformers: the argument that the result is like, the step, and the flag with
+which a last state is given as well; empty: always."""
+WHOLE = ("mamba_inner_fn", "mamba2_split_conv1d_scan_combined")
+"""Take more into their kernel, and give None where that is not there."""
 
 
 class _Scan(torch.autograd.Function):
     """Reads, writes and saves what the kernel does; it computes something else."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, step: Tensor, *others: Any) -> Tensor:
-        """Give a tensor like `values`; `others`: what else is read, or None."""
+    def forward(ctx: Any, values: Tensor, step: Tensor, *others: Tensor) -> Tensor:
+        """Give a tensor like `values`."""
         ctx.save_for_backward(values, step, *others)
         return _read(values, values, step)
 
@@ -32,97 +40,40 @@ class _Scan(torch.autograd.Function):
 
 
 def _read(values: Tensor, other: Tensor, step: Tensor) -> Tensor:
-    if step.dim() < values.dim():
-        step = step.unsqueeze(-1)
+    step = step.unsqueeze(-1) if step.dim() < values.dim() else step
     return torch.addcmul(values, other, step).to(values.dtype)
 
 
-class Scans:
-    """Counts the scans that were called, of functions that transformers has."""
+@contextmanager
+def fused_scans() -> Iterator[list[str]]:
+    """Stand in for the functions, in modules that are loaded; give what is called."""
+    called: list[str] = []
 
-    def __init__(self) -> None:
-        self.number = 0
+    def stand_in(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        values, step, flag = SCANS[name]
+        signature, apply = inspect.signature(function), _Scan.apply
 
-    def mamba_selective_scan(
-        self,
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        *others: Tensor,
-        D: Tensor | None = None,
-        z: Tensor | None = None,
-        delta_bias: Tensor | None = None,
-        return_last_state: bool = False,
-        **_: Any,
-    ) -> Any:
-        """Mamba's: (batch, width, tokens)."""
-        out = self._scanned(hidden_states, dt, A, *others, D, z, delta_bias)
-        if not return_last_state:
-            return out
-        return out, hidden_states.new_zeros(*hidden_states.shape[:2], A.shape[-1])
+        def scan(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            given = signature.bind(*args, **kwargs).arguments
+            first = given.pop(values), given.pop(step)
+            out = apply(*first, *(x for x in given.values() if isinstance(x, Tensor)))  # type: ignore[no-untyped-call]
+            return (out, out.new_zeros(())) if given.get(flag, not flag) else out
 
-    def mamba2_chunk_scan(
-        self,
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        return_final_states: bool = False,
-        **_: Any,
-    ) -> Any:
-        """Mamba 2's: (batch, tokens, heads, width)."""
-        out = self._scanned(hidden_states, dt, A, B, C, D, dt_bias)
-        if not return_final_states:
-            return out
-        heads = hidden_states.shape[2:]
-        return out, hidden_states.new_zeros(len(dt), *heads, B.shape[-1])
+        return scan
 
-    def torch_chunk_gated_delta_rule(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        output_final_state: bool = False,
-        **_: Any,
-    ) -> Any:
-        """Qwen3-Next's: (batch, tokens, heads, width)."""
-        out = self._scanned(value, g, query, key, beta)
-        size = (len(value), *value.shape[2:], key.shape[-1])
-        state = value.new_zeros(size)
-        return out, state if output_final_state else None
-
-    def mamba_inner_fn(self, *_: Any, **__: Any) -> None:
-        """None: transformers calls the scan alone, and the operators around it."""
-
-    mamba2_split_conv1d_scan_combined = mamba_inner_fn
-
-    def _scanned(self, *given: Tensor | None) -> Any:
-        self.number += 1
-        apply: Any = _Scan.apply
-        return apply(*given)
-
-    @contextmanager
-    def replaced(self) -> Iterator[None]:
-        """Stand in for the functions, in transformers' modules that are loaded."""
-        names = [name for name in dir(self) if not name.startswith("_")]
-        loaded = [
-            m for path, m in list(sys.modules.items()) if path.startswith(MODULES)
-        ]
-        found = [
-            (module, name, vars(module)[name])
-            for module in loaded
-            for name in names
-            if callable(vars(module).get(name))
-        ]
-        for module, name, _ in found:
-            setattr(module, name, getattr(self, name))
-        try:
-            yield
-        finally:
-            for module, name, old in found:
-                setattr(module, name, old)
+    found = [
+        (module, name, vars(module)[name])
+        for path, module in list(sys.modules.items())
+        if path.startswith("transformers.models.")
+        for name in (*SCANS, *WHOLE)
+        if callable(vars(module).get(name))
+    ]
+    for module, name, old in found:
+        new = stand_in(name, old) if name in SCANS else lambda *_, **__: None
+        setattr(module, name, new)
+    try:
+        yield called
+    finally:
+        for module, name, old in found:
+            setattr(module, name, old)

@@ -382,3 +382,26 @@ def test_a_loop_over_tokens_is_told(
     (tmp_path / "my.py").write_text(LOOP)
     with pytest.raises(ConfigError, match=r"more than 300 operators.*a loop over tok"):
         fits(Question(model=f"{tmp_path}/my.py:build"))
+
+
+def test_values_narrower_than_keys_are_captured(tmp_path: Path) -> None:
+    """As DeepSeek's latent attention has them."""
+    (tmp_path / "my.py").write_text(
+        """
+import torch
+from torch.nn import functional as F
+
+def build(micro_batch):
+    model = torch.nn.Linear(64, 64 + 64 + 32).bfloat16()
+    x = torch.zeros(micro_batch, 1024, 64, dtype=torch.bfloat16)
+    def forward():
+        parts = model(x).split([64, 64, 32], -1)
+        heads = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in parts)
+        out = F.scaled_dot_product_attention(*heads, is_causal=True)
+        assert out.shape == (micro_batch, 2, 1024, 16)
+        return out.float().square().mean()
+    return model, forward
+"""
+    )
+    answer = fits(Question(model=f"{tmp_path}/my.py:build", micro_batch=64))
+    assert answer.activation_bytes < 1e9, "no scores in memory"
