@@ -300,6 +300,30 @@ def test_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fits(Question(model="fixed.py:build")).longest == {}
 
 
+def test_three_commands_tell_the_same_of_one_step(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`fits`, `foresight predict` and `plan --no-gpu`: memory and step of plain
+    training."""
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(MODEL)
+    plain = fits(Question(model="my.py:build", micro_batch=2)).way(PLAIN)
+    assert plain is not None
+    given = [*("--model", "my.py:build", "--micro-batch", "2"), "--device", "h100"]
+    given += ["--optimizer", "adamw"]
+    assert main(["foresight", "predict", *given, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert plain.memory_bytes == pytest.approx(told["peak_bytes"], rel=0.02)
+    assert plain.step_ms == pytest.approx(told["step_us"] / 1e3, rel=0.01)
+    room = ["--device-memory", bytes_text(int(1.1 * told["peak_bytes"]))]
+    assert main(["plan", *given, "--no-gpu", *room]) == 0
+    kept = re.search(r"as predicted: step ([\d.]+) ms", capsys.readouterr().out)
+    assert kept is not None
+    assert plain.step_ms == pytest.approx(float(kept[1]), rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
