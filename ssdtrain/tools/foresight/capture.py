@@ -14,7 +14,7 @@ leaves out goes into the notes as well (`caveats.py` puts them into words).
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,10 +25,11 @@ from torch.utils._pytree import tree_leaves
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.autocast import AutocastEmulation
-from ssdtrain.tools.foresight.caveats import UNFUSED, caveats_of, explained
+from ssdtrain.tools.foresight.caveats import SCANNED, UNFUSED, caveats_of, explained
 from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.overheads import StepPhase
 from ssdtrain.tools.foresight.recorder import STATES, Recorder
+from ssdtrain.tools.foresight.scans import fused_scans
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.foresight.steps import Collectives
 
@@ -81,8 +82,10 @@ def record(
     Raises ConfigError: as `capture` does."""
     autocast = AutocastEmulation(on)
     as_on = AsOn(on, autocast)
+    none: AbstractContextManager[list[str]] = nullcontext([])
+    fused = fused_scans() if on is Kind.CUDA else none
     try:
-        with recorder.modules(), autocast.noted(), as_on, recorder:
+        with recorder.modules(), autocast.noted(), fused as scans, as_on, recorder:
             loss = loss_of(forward)
             recorder.phase = StepPhase.BACKWARD
             torch.autograd.backward(loss, [torch.ones_like(x) for x in loss])
@@ -91,7 +94,8 @@ def record(
     except Exception as error:
         what = "the step cannot be captured on the meta device"
         raise explained(error, what) from error
-    return {UNFUSED: str(as_on.num_unfused)} if as_on.num_unfused else {}
+    counts = {UNFUSED: as_on.num_unfused, SCANNED: len(scans)}
+    return {name: str(count) for name, count in counts.items() if count}
 
 
 class AsOn(TorchFunctionMode):
@@ -186,7 +190,7 @@ def fused_attention(
     if kind is not Kind.CUDA:
         fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         fits = dropout_p == 0.0 and attn_mask is None
-    elif attn_mask is not None:
+    elif attn_mask is not None or query.shape[-1] != value.shape[-1]:
         return _masked_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale
         )
@@ -203,21 +207,23 @@ def _masked_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
 ) -> Tensor | None:
-    """What CUDA runs for attention with a mask or a bias."""
+    """What CUDA runs for attention with a mask or a bias, or values of another width
+    than keys."""
     if query.dtype not in HALF or key.shape[1] != query.shape[1]:
         return None
-    if mask.requires_grad and not is_causal:
+    if mask is not None and mask.requires_grad and not is_causal:
         return _attention_with_learned_bias(query, key, value, mask, dropout_p, scale)
     bias = mask
-    if mask.dtype is torch.bool:
+    if mask is not None and mask.dtype is torch.bool:
         bias = torch.zeros_like(mask, dtype=query.dtype)
         bias = bias.masked_fill(mask.logical_not(), -math.inf)
-    bias = bias.expand(*query.shape[:3], key.shape[2])
+    if bias is not None:
+        bias = bias.expand(*query.shape[:3], key.shape[2])
     fused = torch.ops.aten._scaled_dot_product_efficient_attention
     out = fused(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
     return out  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ from ssdtrain.errors import ConfigError
 ASSUMED = "assumed_yes"
 """Answers of the data that were taken as yes."""
 UNFUSED = "unfused_attention"
+SCANNED = "fused_scan"
 COMPILED = "compiled"
 RECURRENT = "recurrent"
 
@@ -26,6 +27,9 @@ WORDS: Mapping[str, str] = {
     UNFUSED: "attention in single precision, or with a mask and fewer key heads than "
     "query heads, captured as products and a softmax where a GPU runs one kernel: its "
     "time and memory are told too high. In half precision it is captured as it runs.",
+    SCANNED: "a scan of a state-space or delta-rule layer, priced as the kernel of "
+    "mamba_ssm or fla. What these fuse with it is priced apart: memory is told too "
+    "high. Without the package a step is far slower and needs more memory.",
     COMPILED: "a compiled function, predicted as it runs without torch.compile: a "
     "compiled step is shorter. Capture it where it runs (capture --step).",
     RECURRENT: "a recurrent layer, captured operator by operator where a GPU runs "

@@ -10,6 +10,7 @@ not T1, where Python runs. (tests/ssdtrain/tools/foresight/test_models.py)
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ssdtrain.errors import ConfigError
@@ -82,7 +83,7 @@ class HostTable:
         """Whether the operator was seen in any phase."""
         return any((phase, name) in self._costs for phase in StepPhase)
 
-    @property
+    @cached_property
     def view_us(self) -> float:
         """What a view takes the host, gap included: Python's unit between machines."""
         found = [

@@ -117,8 +117,11 @@ class Recorder(TorchDispatchMode):
         self._born: dict[int, int] = {}
         self._dies: dict[int, int] = {}
         self._parameters: set[int] = set()
-        self.alive: dict[int, int] = {}
+        self._alive: dict[int, int] = {}
         """Bytes of every storage alive that an operator made."""
+        self._apart: set[int] = set()
+        self.alive_bytes = self.other_bytes = 0
+        """Of all these, and of those that nobody counts apart."""
         self._path: list[str] = []
         self._seen: set[int] = set()
         """Storages that a node has read or written."""
@@ -209,7 +212,7 @@ class Recorder(TorchDispatchMode):
         new = {self._tensors[number].storage for number in outputs} - known
         for storage in new - self._seen:
             self._born.setdefault(storage, len(self._nodes))
-            self.alive[storage] = self._sizes[storage]
+            self._lives(storage, self._sizes[storage])
         self._seen |= known | new
         is_view = noted.may_view and not new
         node = replace(noted.node, inputs=inputs, outputs=outputs, is_view=is_view)
@@ -285,8 +288,20 @@ class Recorder(TorchDispatchMode):
         return self._nodes[node].name
 
     def _gone(self, number: int) -> None:
-        self.alive.pop(number, None)
+        self._lives(number, 0)
         self._dies[number] = max(0, len(self._nodes) - 1)
+
+    def _lives(self, storage: int, num_bytes: int) -> None:
+        more = num_bytes - self._alive.get(storage, 0)
+        self._alive[storage] = num_bytes
+        self.alive_bytes += more
+        self.other_bytes += 0 if storage in self._apart else more
+
+    def count_apart(self, storage: int) -> None:
+        """Take a storage out of `other_bytes`."""
+        if storage not in self._apart:
+            self.other_bytes -= self._alive.get(storage, 0)
+            self._apart.add(storage)
 
     def _tensor(self, tensor: Tensor) -> int:
         if tensor.layout is not torch.strided:

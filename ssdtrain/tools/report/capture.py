@@ -78,6 +78,10 @@ class Captured:
     """All communication: no step is shorter."""
     stored: tuple[StoredResult, ...] = ()
     """By region call, what selective checkpointing stores."""
+    num_operators: int = 0
+    """That were captured."""
+    caveats: tuple[str, ...] = ()
+    """See `Estimated`."""
 
 
 def captured_step(
@@ -117,7 +121,7 @@ def captured_step(
     tail_ms, host_ms = profile.tail_ms * longer, profile.tail_host_ms * longer
     profile = replace(profile, tail_ms=tail_ms, tail_host_ms=host_ms)
     stored = tuple(made.stored[each] for each in calls_of(len(made.stored), by))
-    made = Estimated(profile, stored)
+    made = made._replace(profile=profile, stored=stored)
     return _captured(question, whole, made, device, keeps_gradients)
 
 
@@ -156,6 +160,8 @@ def _captured(
     whole = Captured(
         profile=replace(made.profile, base_bytes=base, rest_bytes=rest),
         stored=made.stored,
+        num_operators=made.num_operators,
+        caveats=made.caveats,
         weights=weights,
         gradients=trained,
         optimizer=states,

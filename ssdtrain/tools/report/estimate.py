@@ -27,7 +27,7 @@ from ssdtrain.plan.profile import (
 )
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.capture import record
-from ssdtrain.tools.foresight.caveats import caveats_of, left_out
+from ssdtrain.tools.foresight.caveats import ASSUMED, WORDS, caveats_of, left_out
 from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.price import price, steady
@@ -55,12 +55,19 @@ HOOKS = HostCosts(
 tensor takes the host there. A session measures its own."""
 
 
+MOST_OPERATORS = 60_000
+"""Of a step: 15 s or so."""
+
+
 class Estimated(NamedTuple):
     """A step that no machine has run."""
 
     profile: Profile
     stored: tuple[StoredResult, ...]
     """By region call, what selective checkpointing stores."""
+    num_operators: int
+    caveats: tuple[str, ...]
+    """What is priced otherwise than it runs, in words."""
 
 
 def estimate(
@@ -122,7 +129,9 @@ def estimate(
         host_costs=HOOKS.times(device.host.view_us / 1e3),
         notes={ESTIMATED: by, "clock": f"{found.clock:.3f}"},
     )
-    return Estimated(profile, saved.stored(graph, found.tasks))
+    caveats = tuple(WORDS[name] for name in WORDS if name in {*graph.notes} - {ASSUMED})
+    stored = saved.stored(graph, found.tasks)
+    return Estimated(profile, stored, backward_end, caveats)
 
 
 def num_bytes_of(tensor: Tensor) -> int:
@@ -185,8 +194,6 @@ class _Saved:
         self._min_bytes = min_bytes
         self._item_of: dict[int, int] = {}
         """By storage."""
-        self._counted: set[int] = set()
-        """Storages of items, which are no other memory."""
 
     @contextmanager
     def calls(self, model: nn.Module, recorder: Recorder) -> Iterator[None]:
@@ -212,7 +219,7 @@ class _Saved:
         if recorder.phase.value != Phase.FORWARD.value or self._call is not None:
             return  # checkpointed by the model itself, or inside another region
         self._call = len(self._calls)
-        call = _Call(path, recorder.num_nodes, sum(recorder.alive.values()))
+        call = _Call(path, recorder.num_nodes, recorder.alive_bytes)
         self._calls.append(call)
         for tensor in tree_leaves(arguments):
             if not isinstance(tensor, Tensor) or _is_parameter(tensor):
@@ -249,7 +256,7 @@ class _Saved:
         elif self._call is not None:
             self._change(number, region=self._call)
         if not self.items[number].item.held:
-            self._counted.add(storage)
+            recorder.count_apart(storage)
         self._open(Phase.FORWARD, number, recorder)
 
     def pack(self, tensor: Tensor, recorder: Recorder) -> tuple[Tensor, int | None]:
@@ -278,15 +285,21 @@ class _Saved:
         return tensor
 
     def measure(self, recorder: Recorder) -> None:
-        """Record the memory in use next to the items."""
+        """Record the memory in use next to the items. Raises ConfigError: the step has
+        so many operators that the answer would take minutes."""
+        if recorder.num_nodes > MOST_OPERATORS:
+            within = f", now in {recorder.module}" if recorder.module else ""
+            raise ConfigError(
+                f"the step has more than {MOST_OPERATORS:,} operators{within}: is "
+                "there a loop over tokens? On a GPU each takes the host about 5 us. "
+                "Give a shorter sequence, or use one operator for the loop."
+            )
         if self._marks:
-            alive, counted = recorder.alive, self._counted
-            other = sum(n for storage, n in alive.items() if storage not in counted)
             mark = self._marks[-1]
-            mark.other_bytes = max(mark.other_bytes, other)
+            mark.other_bytes = max(mark.other_bytes, recorder.other_bytes)
         if self._call is not None:
             call = self._calls[self._call]
-            call.most_bytes = max(call.most_bytes, sum(recorder.alive.values()))
+            call.most_bytes = max(call.most_bytes, recorder.alive_bytes)
 
     def _open(self, phase: Phase, item: int, recorder: Recorder) -> None:
         self._marks.append(mark := _Draft(phase, item, recorder.num_nodes))

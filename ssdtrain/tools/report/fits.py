@@ -15,13 +15,14 @@ from ssdtrain.plan.simulate import Simulation, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import again_moving, num_read
 from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.foresight.cluster import DEFAULT, cluster_of
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
 from ssdtrain.tools.report.capture import Captured, Question, captured_step
 from ssdtrain.tools.report.selective import selective
 
-SEARCH_MARKS = 400_000
-"""Of the search for a plan: a second or two."""
+SEARCHED_STEPS = 300
+"""That the search for a plan simulates: one to three seconds."""
 WIDER = 4
 """The largest step is looked for up to so many times the size asked for; tokens also
 down."""
@@ -33,10 +34,13 @@ ROOM = 0.75
 """Share of a device for weights, gradients and optimizer, as proposed."""
 CONTEXT = 1024
 """Tokens in which the longest context is told."""
+MANY = 12_000
+"""Operators of a step from which on larger ones are not tried: each takes seconds."""
 HOST_SHARE = 0.1
 """Of a plain step, from which on it is said that the host bounds it."""
 ALIKE = 0.02
 """Steps that differ by less are as fast as one another."""
+UNTRIED = "how large a step fits was not looked for, as this one has many operators."
 PLAIN, CHECKPOINTING = "plain", "checkpointing"
 SELECTIVE, OURS = "selective", "ssdtrain"
 
@@ -85,13 +89,17 @@ class FitReport:
     """Of these: the rest stays free, as in ssdtrain's plans."""
     ways: tuple[TrainingMode, ...]
     longest: dict[str, int]
-    """The largest `Question.size` that fits, by way; empty: it does not matter."""
+    """The largest `Question.size` that fits, by way; empty: it does not matter, or was
+    not looked for, as `caveats` say then."""
     traffic: Traffic | None
     """None: there is no plan, as plain training fits or nothing does."""
     host_wait_ms: float
     """For which the GPU waits in a plain step until kernels are launched."""
+    gpus_of_host: int
     is_causal: bool
     """Whether it is a public model that predicts the next token."""
+    caveats: tuple[str, ...]
+    """What is priced otherwise than it runs, or left out."""
     sentence: str
 
     @property
@@ -131,7 +139,8 @@ def fits(question: Question) -> FitReport:
         )
         for name, (ms, peak) in ways.items()
     )
-    longest = _longest(question, shape, captured, usable)
+    many = captured.num_operators > MANY
+    longest = {} if many else _longest(question, shape, captured, usable)
     if longest and peaks[OURS] <= usable:  # the plan needs less than the fixed ones
         longest[OURS] = max(longest[OURS], question.size)
     answer = FitReport(
@@ -147,7 +156,9 @@ def fits(question: Question) -> FitReport:
         longest=longest,
         traffic=traffic,
         host_wait_ms=_host_wait_ms(captured.profile),
+        gpus_of_host=min(question.gpus, cluster_of(DEFAULT, device.spec).node),
         is_causal=shape is not None and shape.is_causal,
+        caveats=(*captured.caveats, *([UNTRIED] if many else [])),
         sentence="",
     )
     return replace(answer, sentence=_sentence(answer))
@@ -215,7 +226,8 @@ def _ways(
 def planned(captured: Captured, capacity: int) -> tuple[float, int, Traffic]:
     """Return ms, the whole peak in bytes and the traffic of ssdtrain's plan for a
     device of so many bytes. Raises ConfigError: no plan fits."""
-    plan = choose(captured.profile, Goal(device_bytes=capacity), SEARCH_MARKS)
+    search_marks = SEARCHED_STEPS * len(captured.profile.marks)
+    plan = choose(captured.profile, Goal(device_bytes=capacity), search_marks)
     if plan.prediction is None:
         raise ConfigError("a chosen plan carries a prediction")
     ms = _with_links(captured, plan.prediction.step_ms)

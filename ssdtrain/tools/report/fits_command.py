@@ -156,15 +156,19 @@ def _advice(answer: FitReport) -> list[str]:
             f"{answer.host_wait_ms:.0f} for the host to launch kernels. Hosts differ "
             "by a factor of two, and so may these steps."
         )
+    found += [f"Note: {each}" for each in answer.caveats]
     if plain is None or plain.fits:
         return found
     if traffic is not None:
         a_gpu = " for each GPU" if asked.gpus > 1 else ""
+        number = answer.gpus_of_host
+        whole = bytes_text(number * traffic.host_bytes)
+        in_all = f", {whole} for the {number} of a host" if number > 1 else ""
         again = bytes_text(traffic.again_bytes) if traffic.again_bytes else "nothing"
         found.append(
             f"Each step moves {bytes_text(traffic.moved_bytes)} to host memory and "
             f"back, and computes {again} again. Host memory needed{a_gpu}: "
-            f"{bytes_text(traffic.host_bytes)}."
+            f"{bytes_text(traffic.host_bytes)}{in_all}."
         )
     if answer.is_causal and asked.loss is Loss.STOCK:
         found.append(

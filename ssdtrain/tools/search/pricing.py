@@ -3,7 +3,7 @@
 values, and every rank has an equal share of a sequence's attention."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ssdtrain.tools.foresight.cluster import Cluster
 from ssdtrain.tools.foresight.collectives import Collective
@@ -91,7 +91,7 @@ class Pricer:
         step_ms += parts["SSD"]
         fits = sum(memory.values()) <= self.capacity_bytes
         return PricedLayout(
-            layout=layout,
+            layout=replace(layout, way=one.name),
             parts_ms=parts,
             memory_parts=memory,
             resting=resting,
@@ -117,8 +117,9 @@ class _Priced:
         """What a rank has without tensor parallelism."""
         self.layers = -(-self._job.layers // layout.pipeline)
         """Of the fullest stage."""
-        self._name = self._costs.way_of(layout.way, self.layers)
-        self.way = self._costs.ways[self._name]
+        self.name = self._costs.way_of(layout.way, self.layers)
+        """Of the way whose price it has; see `way_of`."""
+        self.way = self._costs.ways[self.name]
         self.count = layout.micro_batches(self._job.batch)
         self._dense = self._costs.parameters.of(self.layers)
         experts = self._job.experts
@@ -246,7 +247,7 @@ class _Priced:
         layout, held = self._layout, self.way.activation_bytes
         ends = held.ends
         if self._framework is Framework.FSDP2:  # every rank has all words' logits
-            ends = self._whole.ways[self._name].activation_bytes.ends
+            ends = self._whole.ways[self.name].activation_bytes.ends
         parameters = self._costs.parameters
         weights = RankWeights(
             shared=[(size, ranks) for size, ranks, _ in self._sharded()],
@@ -266,7 +267,7 @@ class _Priced:
     def _copies(self) -> float:
         """Bytes of a layer's tokens at its experts, and of what they give."""
         experts = self._job.experts
-        if experts is None or self._name == CHECKPOINTING:
+        if experts is None or self.name == CHECKPOINTING:
             return 0.0
         tokens = self._tokens / self._layout.tensor
         return 2 * tokens * experts.copied_bytes(self._job.hidden)

@@ -138,7 +138,7 @@ def stage_costs(
         profile = found.profile
         if divided:
             profile = _along_sequence(profile, whole, degree)
-        ways = _lines(Estimated(profile, found.stored), period)
+        ways = _lines(found._replace(profile=profile), period)
         costs[divided] = StageCosts(ways=ways, parameters=parameters)
     return costs
 
@@ -189,7 +189,7 @@ def _lines(found: Estimated, period: int) -> dict[str, ActivationCost]:
 def _ways(found: Estimated, by: Repeated) -> dict[str, tuple[float, float, float]]:
     """Return (ms, peak bytes, moved bytes) of each way at one depth."""
     stored = tuple(found.stored[each] for each in calls_of(len(found.stored), by))
-    return priced(Estimated(deeper(found.profile, by), stored))
+    return priced(found._replace(profile=deeper(found.profile, by), stored=stored))
 
 
 def priced(found: Estimated) -> dict[str, tuple[float, float, float]]:

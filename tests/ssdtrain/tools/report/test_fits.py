@@ -18,10 +18,17 @@ from ssdtrain.plan.timeline import Timeline
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight.device import load_device
-from ssdtrain.tools.report import build_public
+from ssdtrain.tools.report import build_public, estimate
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
 from ssdtrain.tools.report.capture import Question, captured_step
-from ssdtrain.tools.report.fits import CHECKPOINTING, CONTEXT, OURS, PLAIN, fits
+from ssdtrain.tools.report.fits import (
+    CHECKPOINTING,
+    CONTEXT,
+    OURS,
+    PLAIN,
+    fits,
+    planned,
+)
 from ssdtrain.tools.report.fits_command import fits_lines, tokens_argument
 
 SMALL = {
@@ -107,6 +114,16 @@ def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ours is not None and again is not None and not ours.fits
     assert ours.memory_bytes < 0.95 * again.memory_bytes
     assert abs(larger.longest[OURS] - most) <= CONTEXT, "it was what is told now"
+
+
+def test_a_plan_of_a_deep_model_is_searched_as_well() -> None:
+    """What is computed again is so because the memory is used."""
+    name, device = "llama-3.1-70b", load_device("h200")
+    question = Question(model=name, gpu="h200", gpus=8, fsdp=True)
+    shape = shape_of(name, Train.FULL, Loss.STOCK)
+    capacity = int(device.spec.memory_bytes)
+    _, peak, traffic = planned(captured_step(question, shape, device, 8192), capacity)
+    assert traffic.again_bytes > 0 and 0.9 * capacity < peak < capacity
 
 
 def test_steps_that_the_host_bounds_are_told(tmp_path: Path) -> None:
@@ -283,6 +300,30 @@ def test_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fits(Question(model="fixed.py:build")).longest == {}
 
 
+def test_three_commands_tell_the_same_of_one_step(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`fits`, `foresight predict` and `plan --no-gpu`: memory and step of plain
+    training."""
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(MODEL)
+    plain = fits(Question(model="my.py:build", micro_batch=2)).way(PLAIN)
+    assert plain is not None
+    given = [*("--model", "my.py:build", "--micro-batch", "2"), "--device", "h100"]
+    given += ["--optimizer", "adamw"]
+    assert main(["foresight", "predict", *given, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert plain.memory_bytes == pytest.approx(told["peak_bytes"], rel=0.02)
+    assert plain.step_ms == pytest.approx(told["step_us"] / 1e3, rel=0.01)
+    room = ["--device-memory", bytes_text(int(1.1 * told["peak_bytes"]))]
+    assert main(["plan", *given, "--no-gpu", *room]) == 0
+    kept = re.search(r"as predicted: step ([\d.]+) ms", capsys.readouterr().out)
+    assert kept is not None
+    assert plain.step_ms == pytest.approx(float(kept[1]), rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -316,3 +357,75 @@ def small(micro_batch):
     Path("my.py").write_text(MODEL + more)
     with pytest.raises(ConfigError, match=told):
         fits(Question(model=text))
+
+
+MAMBA2 = {"num_heads": 2, "head_dim": 64, "n_groups": 1}
+
+
+@pytest.mark.parametrize(("kind", "more"), [("mamba", {}), ("mamba2", MAMBA2)])
+def test_a_scan_is_one_kernel(kind: str, more: dict[str, int], tmp_path: Path) -> None:
+    """Tokens are no operators: a longer sequence takes no more of them."""
+    found = {}
+    for length in (8192, 16384):
+        path = tmp_path / "config.json"
+        settings = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 256}
+        path.write_text(json.dumps({"model_type": kind, **settings, **more}))
+        question = Question(model=str(path), tokens=length)
+        shape = shape_of(str(path), Train.FULL, Loss.STOCK)
+        found[length] = captured_step(question, shape, H100, length)
+    assert found[8192].num_operators == found[16384].num_operators < 700
+    assert any("mamba_ssm" in each for each in found[8192].caveats)
+    # Nothing is saved for every state of every token: that would be 128 x 16 wide.
+    items = found[16384].profile.kinds["model/0"]
+    assert max(each.num_bytes for each in items) <= 16384 * 512 * 4
+
+
+LOOP = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        for _ in range(100_000):
+            x = x * self.weight
+        return x.sum()
+
+def build(micro_batch):
+    model, x = Net(), torch.zeros(micro_batch, 8)
+    return model, lambda: model(x)
+"""
+
+
+def test_a_loop_over_tokens_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "MOST_OPERATORS", 300)
+    (tmp_path / "my.py").write_text(LOOP)
+    with pytest.raises(ConfigError, match=r"more than 300 operators.*a loop over tok"):
+        fits(Question(model=f"{tmp_path}/my.py:build"))
+
+
+def test_values_narrower_than_keys_are_captured(tmp_path: Path) -> None:
+    """As DeepSeek's latent attention has them."""
+    (tmp_path / "my.py").write_text(
+        """
+import torch
+from torch.nn import functional as F
+
+def build(micro_batch):
+    model = torch.nn.Linear(64, 64 + 64 + 32).bfloat16()
+    x = torch.zeros(micro_batch, 1024, 64, dtype=torch.bfloat16)
+    def forward():
+        parts = model(x).split([64, 64, 32], -1)
+        heads = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in parts)
+        out = F.scaled_dot_product_attention(*heads, is_causal=True)
+        assert out.shape == (micro_batch, 2, 1024, 16)
+        return out.float().square().mean()
+    return model, forward
+"""
+    )
+    answer = fits(Question(model=f"{tmp_path}/my.py:build", micro_batch=64))
+    assert answer.activation_bytes < 1e9, "no scores in memory"

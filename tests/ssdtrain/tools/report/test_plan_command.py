@@ -61,7 +61,7 @@ def test_the_estimate_follows_sizes_and_memory() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.GELU())
         x = torch.empty(1024, 256, requires_grad=True)
-        profile, _ = estimate(
+        profile, *_ = estimate(
             model,
             lambda: model(x * 1).sum(),
             links_of(H200),
@@ -197,8 +197,8 @@ def test_a_leaf_of_the_caller_is_in_no_estimate() -> None:
     with torch.device("meta"):
         model = Blocks(256, 2).train()
         x = torch.zeros(2, 128, 256, dtype=torch.bfloat16, requires_grad=True)
-        own, _ = estimate(model, lambda: model(x), links_of(H200), RATES, min_bytes=1)
-        new, _ = estimate(
+        own, *_ = estimate(model, lambda: model(x), links_of(H200), RATES, min_bytes=1)
+        new, *_ = estimate(
             model, lambda: model(x * 1), links_of(H200), RATES, min_bytes=1
         )
     leaf, first = own.items_of(0)[0], new.items_of(0)[0]

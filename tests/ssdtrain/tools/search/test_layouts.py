@@ -115,6 +115,9 @@ def test_a_stage_of_few_layers_moves_no_less_than_nothing() -> None:
     for name, most in (("a", 1), ("b", 8)):
         assert both.way_of(name, most) == "plain"
         assert both.way_of(name, most + 1) == name
+    mine = replace(pricer(), costs={(1, 1, False): both})
+    found = mine.price(layout(data=2, pipeline=8, way="b"))
+    assert found.layout.way == "plain", "the row has the name of what it is priced as"
 
 
 @pytest.mark.parametrize(
