@@ -1,7 +1,10 @@
 """Scripts that train with a trainer's own loop, from its own configuration: plain, with
 ssdtrain, and whether SSDTRAIN is what switches it on. Not a test file."""
 
+import textwrap
+
 from tests.ssdtrain.integrations.scripts import END, MODEL
+from tests.ssdtrain.integrations.trainer_scripts import PLUGIN
 
 CHECKPOINT = (
     MODEL
@@ -94,7 +97,34 @@ callbacks, model = trainer.callback_handler.callbacks, trainer.model
 """
     + END
 )
+AXOLOTL = (
+    CHECKPOINT
+    + """
+import os
+os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
+import yaml
+from axolotl.cli.train import do_cli
+from transformers import Trainer
+keep(Trainer, "train")
+cfg = dict(
+    base_model="tiny", datasets=[dict(path="data.jsonl", type="alpaca")],
+    output_dir="out", sequence_len=256, val_set_size=0, max_steps=4, logging_steps=1,
+    micro_batch_size=2, gradient_accumulation_steps=1, learning_rate=1e-2, bf16=False,
+    optimizer="adamw_torch", lr_scheduler="constant", attn_implementation="sdpa",
+    gradient_checkpointing=False, save_strategy="no", dataset_num_proc=1,
+    dataloader_num_workers=0, dataloader_pin_memory=False, seed=1,
+)
+#PLUGIN
+with open("axolotl.yaml", "w") as file:
+    yaml.safe_dump(cfg, file)
+do_cli("axolotl.yaml")
+"""
+    + OF_TRANSFORMERS
+)
+# Its processes that tokenize import the script.
+AXOLOTL = 'if __name__ == "__main__":\n' + textwrap.indent(AXOLOTL, "    ")
 LOOPS = {
+    "axolotl": (AXOLOTL, AXOLOTL.replace("#PLUGIN", PLUGIN), False),
     "llamafactory": (LLAMAFACTORY, LLAMAFACTORY, True),
     "llamafactory v1": (LLAMAFACTORY_V1, LLAMAFACTORY_V1, True),
 }
