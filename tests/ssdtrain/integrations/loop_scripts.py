@@ -3,11 +3,12 @@ ssdtrain, and whether SSDTRAIN is what switches it on. Not a test file."""
 
 import textwrap
 
-from tests.ssdtrain.integrations.scripts import END, MODEL
-from tests.ssdtrain.integrations.trainer_scripts import PLUGIN
+from tests.ssdtrain.integrations.scripts import END, MODEL, SETTINGS
+from tests.ssdtrain.integrations.trainer_scripts import PLUGIN, SWIFT_FILE
 
 CHECKPOINT = (
     MODEL
+    + SETTINGS
     + """
 import json
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -123,7 +124,110 @@ do_cli("axolotl.yaml")
 )
 # Its processes that tokenize import the script.
 AXOLOTL = 'if __name__ == "__main__":\n' + textwrap.indent(AXOLOTL, "    ")
+SWIFT = (
+    CHECKPOINT
+    + """
+from swift.pipelines import sft_main
+from transformers import Trainer
+keep(Trainer, "train")
+more = []
+#PLUGIN
+sft_main([
+    "--model", "tiny", "--model_type", "llama", "--template", "default",
+    "--dataset", "data.jsonl", "--tuner_type", "full", "--torch_dtype", "float32",
+    "--output_dir", "out", "--max_steps", "4", "--logging_steps", "1",
+    "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "1",
+    "--learning_rate", "1e-2", "--gradient_checkpointing", "false",
+    "--save_strategy", "no", "--report_to", "none", "--use_cpu", "true",
+    "--dataloader_num_workers", "0", "--dataset_num_proc", "1", *more,
+])
+"""
+    + OF_TRANSFORMERS
+)
+TITAN = (
+    CHECKPOINT
+    + """
+import os
+import sys
+import types
+os.environ.update(
+    MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1"
+)
+torch._utils._get_available_device_type = lambda: "cpu"  # torchtitan looks for GPUs
+
+from datasets import load_dataset
+from torchtitan import train
+from torchtitan.components import metrics
+from torchtitan.distributed import utils
+from torchtitan.hf_datasets import text_datasets
+from torchtitan.models.common.attention import FlexAttention
+from torchtitan.trainer import Trainer
+from torch.nn.attention.flex_attention import create_mask
+from torch.nn.functional import scaled_dot_product_attention
+
+def dense(q, k, v, *, block_mask, scale, enable_gqa, **_):
+    rows, _, length, _ = q.shape
+    mask = create_mask(block_mask.mask_mod, rows, None, length, length, device="cpu")
+    return scaled_dot_product_attention(
+        q, k, v, mask, scale=scale, enable_gqa=enable_gqa
+    ), None
+
+FlexAttention._compiled_flex_attn = dense  # flex_attention has no backward on a CPU
+text_datasets.DATASETS["tiny"] = text_datasets.DatasetConfig(
+    path="data.jsonl",
+    loader=lambda path: load_dataset("json", data_files=path, split="train"),
+    sample_processor=lambda row: row["output"],
+)
+losses = []
+
+class Monitor:
+    device_name, device_index = "CPU", 0
+
+    def get_peak_stats(self):
+        return metrics.DeviceMemStats(0, 0, 0, 0, 0, 0)
+
+    def reset_peak_stats(self):
+        pass
+
+def log(self, step, global_avg_loss, *args, **kwargs):
+    losses.append(global_avg_loss)
+
+metrics.build_device_memory_monitor = Monitor
+utils.set_pg_timeouts = lambda **_: None  # it waits for a GPU
+metrics.MetricsProcessor.log = log
+keep(Trainer, "train")
+more = []
+#PLUGIN
+sys.argv = [
+    "train.py", "--module", "llama3", "--config", "llama3_debugmodel", *more,
+    "--hf_assets_path", "tiny", "--dataloader.dataset", "tiny",
+    "--training.steps", "4", "--training.seq_len", "64",
+    "--training.local_batch_size", "2", "--training.disable_cuda_graphs",
+    "--lr_scheduler.warmup_steps", "0", "--debug.seed", "1",
+    "activation_checkpoint:none",
+]
+train.main()
+[trainer] = trainers
+[model] = trainer.model_parts
+session = getattr(trainer.optimizers, "offloading", None)
+callbacks = [] if session is None else [types.SimpleNamespace(reports=session.steps)]
+"""
+    + END
+)
+TITAN_OVERRIDE = """
+offload = "ssdtrain.integrations.torchtitan.offload=" + json.dumps(SETTINGS)
+more = ["--override.imports", offload]
+"""
+SWIFT_PLUGIN = (
+    SWIFT_FILE
+    + """
+more = ["--external_plugins", "plugin.py", "--callbacks", "ssdtrain"]
+"""
+)
 LOOPS = {
+    "torchtitan": (TITAN, TITAN.replace("#PLUGIN", TITAN_OVERRIDE), False),
+    "swift": (SWIFT, SWIFT.replace("#PLUGIN", SWIFT_PLUGIN), False),
+    "swift by SSDTRAIN": (SWIFT, SWIFT, True),
     "axolotl": (AXOLOTL, AXOLOTL.replace("#PLUGIN", PLUGIN), False),
     "llamafactory": (LLAMAFACTORY, LLAMAFACTORY, True),
     "llamafactory v1": (LLAMAFACTORY_V1, LLAMAFACTORY_V1, True),
