@@ -1,13 +1,19 @@
 """What the callbacks of training frameworks share: settings, a session, its reports."""
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from ssdtrain.api import Session, offload
 from ssdtrain.config import OffloadConfig, OffloadOptions, with_options
 from ssdtrain.counters import StepReport
+from ssdtrain.errors import AttachError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+OPEN: "weakref.WeakSet[Attachment]" = weakref.WeakSet()
+"""Those with a session."""
 
 
 class Attachment:
@@ -33,6 +39,8 @@ class Attachment:
         self._summary = ""
         self.session: Session | None = None
         """The session of the training that is running; None outside."""
+        self._of: weakref.ref[Any] | None = None
+        self._training: object = None
 
     @property
     def reports(self) -> list[StepReport]:
@@ -44,13 +52,36 @@ class Attachment:
         before the first."""
         return self._summary if self.session is None else self.session.summary()
 
-    def attach(self, model: Any) -> None:
-        """Offload what this model saves from now on, and nothing of an earlier one."""
-        self.close()
+    def attach(self, model: Any, training: object = None) -> None:
+        """Offload what this model saves from now on, and nothing of an earlier one.
+        What another `training` has left attached to it, as one does that raised, is
+        closed."""
+        for each in list(OPEN):
+            is_left = each.is_of(model) and each._training is not training
+            if each is self or is_left:
+                each.close()
+                each._training = None
         self.session = offload(model, self.settings)
+        self._of, self._training = weakref.ref(model), training
+        OPEN.add(self)
+
+    def is_of(self, model: Any) -> bool:
+        """Whether the session is, or was last, of this model."""
+        return self._of is not None and self._of() is model
+
+    def require(self, training: object) -> None:
+        """Raise AttachError: another training than this one has begun since, with this
+        callback or on its model."""
+        if self._training is not training:
+            raise AttachError(
+                f"a {type(self).__name__} offloads one training at a time, and another "
+                "one has begun with it, or with its model, while this one goes on; "
+                "give each trainer a model and a callback of its own."
+            )
 
     def close(self) -> None:
         """Restore the model; the reports stay. Idempotent."""
+        OPEN.discard(self)
         if self.session is not None:
             session, self.session = self.session, None
             self._reports, self._summary = list(session.steps), session.summary()

@@ -51,11 +51,15 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
         trainer offloads activations itself."""
         refuse_offloading(args)
         take_over(model, self.settings)
-        self.attach(model)
+        self.attach(model, state)
         if self.session is not None and state is not None and state.global_step:
             checkpoint = _checkpoint_of(args, state)
             if follow_kept(self.session, self.settings, checkpoint):
                 logger.info("ssdtrain: follows the plan kept in %s", checkpoint)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Raise AttachError: another training has taken the callback or the model."""
+        self.require(state)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the plan with the checkpoint, if it was written here."""

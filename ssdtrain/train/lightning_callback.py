@@ -16,7 +16,13 @@ class LightningCallback(Attachment, Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach: the module is on its device."""
-        self.attach(pl_module)
+        self.attach(pl_module, trainer)
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Raise AttachError: another training has taken the callback or the module."""
+        self.require(trainer)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

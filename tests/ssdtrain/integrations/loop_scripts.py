@@ -4,7 +4,7 @@ ssdtrain, and whether SSDTRAIN is what switches it on. Not a test file."""
 import textwrap
 
 from tests.ssdtrain.integrations.scripts import END, MODEL, SETTINGS
-from tests.ssdtrain.integrations.trainer_scripts import PLUGIN, SWIFT_FILE
+from tests.ssdtrain.integrations.trainer_scripts import PLUGIN, RECIPE, SWIFT_FILE
 
 CHECKPOINT = (
     MODEL
@@ -224,7 +224,51 @@ SWIFT_PLUGIN = (
 more = ["--external_plugins", "plugin.py", "--callbacks", "ssdtrain"]
 """
 )
+NEMO = (
+    CHECKPOINT
+    + """
+from unittest.mock import MagicMock
+torch.cuda.reset_peak_memory_stats = torch.cuda.empty_cache = lambda: None
+torch.cuda.max_memory_allocated = lambda: 0
+torch.cuda.current_device = lambda: torch.device("cpu")
+from nemo_automodel.components.config.loader import ConfigNode
+from nemo_automodel.components.launcher.interactive import InteractiveLauncher
+from nemo_automodel.recipes.llm import train_ft
+
+kind, losses = train_ft.TrainFinetuneRecipeForNextTokenPrediction, []
+keep(kind, "run_train_validation_loop")
+target = f"{kind.__module__}.{kind.__name__}"
+components = "nemo_automodel.components"
+cfg = dict(
+    seed=1, dist_env=dict(backend="gloo"), checkpoint=dict(enabled=False),
+    step_scheduler=dict(
+        global_batch_size=2, local_batch_size=2, max_steps=4, num_epochs=1,
+    ),
+    model=dict(
+        _target_="nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained",
+        pretrained_model_name_or_path="tiny",
+    ),
+    distributed=dict(strategy="fsdp2"),
+    loss_fn=dict(_target_=f"{components}.loss.masked_ce.MaskedCrossEntropy"),
+    dataset=dict(
+        _target_=f"{components}.datasets.llm.mock.build_unpacked_dataset",
+        num_sentences=16, vocab_size=64,
+    ),
+    dataloader=dict(
+        _target_="torchdata.stateful_dataloader.StatefulDataLoader",
+        collate_fn=f"{components}.datasets.utils.default_collater",
+    ),
+    optimizer=dict(_target_="torch.optim.AdamW", lr=1e-2),
+)
+#PLUGIN
+InteractiveLauncher()._run_recipe_in_process(target, ConfigNode(cfg))
+[trainer] = trainers
+[model] = trainer.model_parts
+"""
+    + END
+)
 LOOPS = {
+    "nemo_automodel": (NEMO, NEMO.replace("#PLUGIN", RECIPE), False),
     "torchtitan": (TITAN, TITAN.replace("#PLUGIN", TITAN_OVERRIDE), False),
     "swift": (SWIFT, SWIFT.replace("#PLUGIN", SWIFT_PLUGIN), False),
     "swift by SSDTRAIN": (SWIFT, SWIFT, True),
