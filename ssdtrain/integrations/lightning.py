@@ -50,8 +50,7 @@ class FabricCallback(Attachment):
         own = module.module
         if not any(each.requires_grad for each in own.parameters()):
             return
-        before = None if self._of is None else self._of()
-        if self.session is not None and before not in (None, own):
+        if self.session is not None and self._of() not in (None, own):
             raise AttachError(
                 "ssdtrain offloads one module for each Fabric, which set up a second "
                 f"one to train, {type(own).__name__}; unset SSDTRAIN and call "

@@ -1,6 +1,7 @@
 """What the callbacks of training frameworks share: settings, a session, its reports."""
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ssdtrain.api import Session, offload
@@ -39,7 +40,7 @@ class Attachment:
         self._summary = ""
         self.session: Session | None = None
         """The session of the training that is running; None outside."""
-        self._of: weakref.ref[Any] | None = None
+        self._of: Callable[[], Any] = lambda: None
         self._training: object = None
 
     @property
@@ -57,26 +58,20 @@ class Attachment:
         What another `training` has left attached to it, as one does that raised, is
         closed."""
         for each in list(OPEN):
-            is_left = each.is_of(model) and each._training is not training
-            if each is self or is_left:
+            if each is self or (each._of() is model and each._training is not training):
                 each.close()
                 each._training = None
         self.session = offload(model, self.settings)
         self._of, self._training = weakref.ref(model), training
         OPEN.add(self)
 
-    def is_of(self, model: Any) -> bool:
-        """Whether the session is, or was last, of this model."""
-        return self._of is not None and self._of() is model
-
     def require(self, training: object) -> None:
         """Raise AttachError: another training than this one has begun since, with this
         callback or on its model."""
         if self._training is not training:
             raise AttachError(
-                f"a {type(self).__name__} offloads one training at a time, and another "
-                "one has begun with it, or with its model, while this one goes on; "
-                "give each trainer a model and a callback of its own."
+                f"another training began with this {type(self).__name__} or its model, "
+                "and this one goes on; give each trainer its own model and callback."
             )
 
     def close(self) -> None:

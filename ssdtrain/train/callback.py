@@ -73,12 +73,7 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
             self.session.hints.step_end()
 
     def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
     ) -> None:
         """Add the newest figures to what is logged: to the history, and for callbacks
         after this one. Nothing to the logs of evaluations."""

@@ -227,14 +227,24 @@ more = ["--external_plugins", "plugin.py", "--callbacks", "ssdtrain"]
 NEMO = (
     CHECKPOINT
     + """
-from unittest.mock import MagicMock
 torch.cuda.reset_peak_memory_stats = torch.cuda.empty_cache = lambda: None
 torch.cuda.max_memory_allocated = lambda: 0
 torch.cuda.current_device = lambda: torch.device("cpu")
+from nemo_automodel._transformers import auto_model
 from nemo_automodel.components.config.loader import ConfigNode
 from nemo_automodel.components.launcher.interactive import InteractiveLauncher
 from nemo_automodel.recipes.llm import train_ft
 
+class Torch:
+    # torch, whose GPUs are the CPU
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    def device(self, *_):
+        return torch.device("cpu")
+
+auto_model.torch = Torch()
 kind, losses = train_ft.TrainFinetuneRecipeForNextTokenPrediction, []
 keep(kind, "run_train_validation_loop")
 target = f"{kind.__module__}.{kind.__name__}"

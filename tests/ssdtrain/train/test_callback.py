@@ -415,7 +415,7 @@ def test_a_training_within_another_that_shares(kind: str, is_shared: bool) -> No
     ours = first if is_shared else second
     begin(ours, inner, within if is_shared else model)
     step(ours, inner)
-    with pytest.raises(AttachError, match="another one has begun with it, or with its"):
+    with pytest.raises(AttachError, match="another training began with this"):
         step(first, outer)
     ours.close()
     assert "forward" not in {*vars(model), *vars(within)}
