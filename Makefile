@@ -64,6 +64,7 @@ PINS_axolotl := transformers==5.16.1 trl==1.9.0 peft==0.20.0 tokenizers==0.23.1 
   opentelemetry-semantic-conventions
 PINS_ms_swift := transformers==5.16.1 trl==0.29.1 peft==0.20.0 tokenizers==0.23.1 \
   huggingface_hub==1.17.0 datasets==4.8.4
+PINS_nemo_automodel := transformers==5.18.0
 TRIED := trainers.py interfaces.py restarts.py
 INTEGRATIONS = $(CURDIR)/$(VENV)/integrations
 

@@ -227,6 +227,7 @@ more = ["--external_plugins", "plugin.py", "--callbacks", "ssdtrain"]
 NEMO = (
     CHECKPOINT
     + """
+import types
 torch.cuda.reset_peak_memory_stats = torch.cuda.empty_cache = lambda: None
 torch.cuda.max_memory_allocated = lambda: 0
 torch.cuda.current_device = lambda: torch.device("cpu")
@@ -247,6 +248,13 @@ class Torch:
 auto_model.torch = Torch()
 kind, losses = train_ft.TrainFinetuneRecipeForNextTokenPrediction, []
 keep(kind, "run_train_validation_loop")
+log = kind.log_train_metrics
+
+def log_train_metrics(self, sample):
+    losses.append(sample.metrics["loss"])
+    return log(self, sample)
+
+kind.log_train_metrics = log_train_metrics
 target = f"{kind.__module__}.{kind.__name__}"
 components = "nemo_automodel.components"
 cfg = dict(
@@ -274,6 +282,8 @@ cfg = dict(
 InteractiveLauncher()._run_recipe_in_process(target, ConfigNode(cfg))
 [trainer] = trainers
 [model] = trainer.model_parts
+session = getattr(trainer, "offloading", None)
+callbacks = [] if session is None else [types.SimpleNamespace(reports=session.steps)]
 """
     + END
 )
