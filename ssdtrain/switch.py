@@ -42,7 +42,7 @@ def asked() -> OffloadConfig | None:
     return None if value is None else parse(value)
 
 
-def refuse(trainer: str) -> None:
+def refuse_plugin(trainer: str) -> None:
     """Raise ConfigError: SSDTRAIN is set where a plugin of the trainer is used."""
     if text() is not None:
         raise ConfigError(

@@ -37,7 +37,7 @@ def check_version(package: str, met: str | None = None) -> None:
         )
 
 
-def settings_of(cfg: Any) -> "OffloadConfig":
+def block_settings(cfg: Any) -> "OffloadConfig":
     """The block `ssdtrain` of a trainer's own configuration. Raises ConfigError: there
     is none, or a setting can never work."""
     from ssdtrain.config import OffloadConfig  # it imports torch
@@ -47,5 +47,5 @@ def settings_of(cfg: Any) -> "OffloadConfig":
         raise ConfigError(
             f"expects a block 'ssdtrain' such as 'device_memory: fit', got {block!r}."
         )
-    whole = block.to_dict() if hasattr(block, "to_dict") else block
-    return OffloadConfig.from_mapping(dict(whole))
+    to_dict = getattr(block, "to_dict", lambda: dict(block))
+    return OffloadConfig.from_mapping(to_dict())

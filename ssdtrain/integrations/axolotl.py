@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from ssdtrain import switch
 from ssdtrain.errors import AttachError, ConfigError
-from ssdtrain.integrations import check_version, settings_of
+from ssdtrain.integrations import block_settings, check_version
 
 
 class SSDTrainArgs(BaseModel):
@@ -33,14 +33,14 @@ class SSDTrainPlugin(BasePlugin):  # type: ignore[misc]
         none, they can never work, or Axolotl offloads as well or has another
         version."""
         check_version("axolotl")
-        switch.refuse("Axolotl")
+        switch.refuse_plugin("Axolotl")
         if cfg.get("activation_offloading"):
             raise ConfigError(
                 "ssdtrain offloads what the forward saves, so it expects no "
                 f"activation_offloading, got {cfg.get('activation_offloading')!r}; "
                 "leave it out."
             )
-        settings_of(cfg)
+        block_settings(cfg)
 
     def get_input_args(self) -> str:
         """The class with the plugin's block."""
@@ -50,7 +50,7 @@ class SSDTrainPlugin(BasePlugin):  # type: ignore[misc]
         """The callback."""
         from ssdtrain.train.callback import OffloadCallback
 
-        self._callback = OffloadCallback(settings_of(cfg))
+        self._callback = OffloadCallback(block_settings(cfg))
         return [self._callback]
 
     def post_train(self, cfg: Any, model: Any) -> None:

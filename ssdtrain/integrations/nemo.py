@@ -19,7 +19,7 @@ from nemo_automodel.recipes.llm import train_ft
 
 from ssdtrain.api import Session, offload
 from ssdtrain.errors import AttachError, ConfigError
-from ssdtrain.integrations import check_version, settings_of
+from ssdtrain.integrations import block_settings, check_version
 
 CHECKPOINTING = "distributed.activation_checkpointing"
 
@@ -36,7 +36,7 @@ class Offloading:
         block of settings, one that can never work, or activations are checkpointed as
         well; AttachError: the recipe has set up no model."""
         check_version("nemo-automodel")
-        settings = settings_of(self.cfg)
+        settings = block_settings(self.cfg)
         again = self.cfg.get(CHECKPOINTING, False)
         if str(again).lower() not in ("false", "none"):
             raise ConfigError(

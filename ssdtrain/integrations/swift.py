@@ -46,7 +46,7 @@ def register(
             another version.
     """
     check_version("ms-swift")
-    switch.refuse("ms-swift")
+    switch.refuse_plugin("ms-swift")
     settings = OffloadConfig.merged(config, overrides)
 
     from swift.callbacks import callbacks_map

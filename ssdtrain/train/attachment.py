@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-OPEN: "weakref.WeakSet[Attachment]" = weakref.WeakSet()
-"""Those with a session."""
+ATTACHED: "weakref.WeakSet[Attachment]" = weakref.WeakSet()  # with a session
 
 
 class Attachment:
@@ -54,16 +53,14 @@ class Attachment:
         return self._summary if self.session is None else self.session.summary()
 
     def attach(self, model: Any, training: object = None) -> None:
-        """Offload what this model saves from now on, and nothing of an earlier one.
-        What another `training` has left attached to it, as one does that raised, is
-        closed."""
-        for each in list(OPEN):
+        """Offload what this model saves from now on, and nothing of an earlier one; close
+        what another `training` of it, such as one that raised, has left attached."""
+        for each in list(ATTACHED):
             if each is self or (each._of() is model and each._training is not training):
-                each.close()
-                each._training = None
+                each._leave()
         self.session = offload(model, self.settings)
         self._of, self._training = weakref.ref(model), training
-        OPEN.add(self)
+        ATTACHED.add(self)
 
     def require(self, training: object) -> None:
         """Raise AttachError: another training than this one has begun since, with this
@@ -74,9 +71,13 @@ class Attachment:
                 "and this one goes on; give each trainer its own model and callback."
             )
 
+    def _leave(self) -> None:
+        self._training = None
+        self.close()
+
     def close(self) -> None:
         """Restore the model; the reports stay. Idempotent."""
-        OPEN.discard(self)
+        ATTACHED.discard(self)
         if self.session is not None:
             session, self.session = self.session, None
             self._reports, self._summary = list(session.steps), session.summary()

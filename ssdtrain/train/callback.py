@@ -75,8 +75,7 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
     ) -> None:
-        """Add the newest figures to what is logged: to the history, and for callbacks
-        after this one. Nothing to the logs of evaluations."""
+        """Add figures to the history, and for later callbacks; none to evaluations."""
         if self.session is None or logs is None:
             return
         if any(name.startswith("eval_") for name in logs):
