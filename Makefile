@@ -57,6 +57,14 @@ BESIDE := tyro docstring_parser typeguard addict spmd_types torchdata ray tensor
 # does not start.
 PINS_llamafactory := transformers==5.6.0 trl==0.24.0 peft==0.18.1 tokenizers==0.22.2 \
   huggingface_hub==1.17.0 datasets==4.0.0
+PINS_axolotl := transformers==5.16.1 trl==1.9.0 peft==0.20.0 tokenizers==0.23.1 \
+  huggingface_hub==1.17.0 datasets==4.8.4 accelerate==1.13.0 axolotl-contribs-lgpl==0.0.7 \
+  axolotl-contribs-mit==0.0.6 fire termcolor posthog distro numba llvmlite bitsandbytes \
+  fastcore evaluate wandb opentelemetry-api opentelemetry-sdk opentelemetry-proto \
+  opentelemetry-semantic-conventions
+PINS_ms_swift := transformers==5.16.1 trl==0.29.1 peft==0.20.0 tokenizers==0.23.1 \
+  huggingface_hub==1.17.0 datasets==4.8.4
+PINS_nemo_automodel := transformers==5.18.0
 TRIED := trainers.py interfaces.py restarts.py
 INTEGRATIONS = $(CURDIR)/$(VENV)/integrations
 

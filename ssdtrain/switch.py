@@ -42,6 +42,15 @@ def asked() -> OffloadConfig | None:
     return None if value is None else parse_settings(value)
 
 
+def refuse_plugin(trainer: str) -> None:
+    """Raise ConfigError: SSDTRAIN is set where a plugin of the trainer is used."""
+    if text() is not None:
+        raise ConfigError(
+            f"the plugin of {trainer} and {VARIABLE} both add ssdtrain to the trainer; "
+            f"unset {VARIABLE}, got {text()!r}, or leave out the plugin."
+        )
+
+
 def is_active() -> bool:
     """Whether Python started with the autoload of ssdtrain in force."""
     return AUTOLOAD in sys.modules

@@ -3,8 +3,13 @@
 Importing this package loads no torch and no trainer.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ssdtrain.errors import ConfigError
 from ssdtrain.versions import installed, numbers
+
+if TYPE_CHECKING:
+    from ssdtrain.config import OffloadConfig
 
 TESTED = {
     "transformers": ((5, 0), (6,)),
@@ -30,3 +35,17 @@ def check_trainer_version(package: str, met: str | None = None) -> None:
             f"ssdtrain works with {package}>={low},<{high}; {found or 'none'} is "
             f'installed. Set: pip install "{package}>={low},<{high}"'
         )
+
+
+def block_settings(cfg: Any) -> "OffloadConfig":
+    """The block `ssdtrain` of a trainer's own configuration. Raises ConfigError: there
+    is none, or a setting can never work."""
+    from ssdtrain.config import OffloadConfig  # it imports torch
+
+    block = cfg.get("ssdtrain", None)
+    if not block:
+        raise ConfigError(
+            f"expects a block 'ssdtrain' such as 'device_memory: fit', got {block!r}."
+        )
+    to_dict = getattr(block, "to_dict", lambda: dict(block))
+    return OffloadConfig.from_mapping(to_dict())

@@ -12,11 +12,8 @@ from axolotl.integrations.base import BasePlugin
 from pydantic import BaseModel
 
 from ssdtrain import switch
-from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import AttachError, ConfigError
-from ssdtrain.integrations import check_trainer_version
-
-BLOCK = "ssdtrain"
+from ssdtrain.integrations import block_settings, check_trainer_version
 
 
 class SSDTrainArgs(BaseModel):
@@ -36,18 +33,14 @@ class SSDTrainPlugin(BasePlugin):  # type: ignore[misc]
         none, they can never work, or Axolotl offloads as well or has another
         version."""
         check_trainer_version("axolotl")
-        if switch.text() is not None:
-            raise ConfigError(
-                "the plugin of Axolotl and SSDTRAIN both add ssdtrain to the trainer; "
-                f"unset SSDTRAIN, got {switch.text()!r}, or leave out the plugin."
-            )
+        switch.refuse_plugin("Axolotl")
         if cfg.get("activation_offloading"):
             raise ConfigError(
                 "ssdtrain offloads what the forward saves, so it expects no "
                 f"activation_offloading, got {cfg.get('activation_offloading')!r}; "
                 "leave it out."
             )
-        _settings(cfg)
+        block_settings(cfg)
 
     def get_input_args(self) -> str:
         """The class with the plugin's block."""
@@ -57,7 +50,7 @@ class SSDTrainPlugin(BasePlugin):  # type: ignore[misc]
         """The callback."""
         from ssdtrain.train.callback import OffloadCallback
 
-        self._callback = OffloadCallback(_settings(cfg))
+        self._callback = OffloadCallback(block_settings(cfg))
         return [self._callback]
 
     def post_train(self, cfg: Any, model: Any) -> None:
@@ -67,13 +60,3 @@ class SSDTrainPlugin(BasePlugin):  # type: ignore[misc]
                 "Axolotl trained, but ssdtrain saw no step: its trainer does not call "
                 "callbacks of transformers. Call ssdtrain.offload(model) in a script."
             )
-
-
-def _settings(cfg: Any) -> OffloadConfig:
-    block = cfg.get(BLOCK)
-    if not block:
-        raise ConfigError(
-            f"the plugin expects a block {BLOCK!r} such as 'device_memory: fit', got "
-            f"{block!r}."
-        )
-    return OffloadConfig.from_mapping(dict(block))

@@ -6,10 +6,7 @@ By hand: `lightning.Trainer(callbacks=[ssdtrain.LightningCallback(...)])`, and
 `Fabric(callbacks=[FabricCallback(...)])`.
 """
 
-import weakref
 from typing import Any
-
-from torch import nn
 
 from ssdtrain import switch
 from ssdtrain.config import OffloadConfig
@@ -47,20 +44,16 @@ class FabricCallback(Attachment):
     """Attaches `ssdtrain.offload` to the module that `Fabric.setup` prepares. Fabric
     tells no end: `close()` detaches, and so does the end of the process."""
 
-    _of: "weakref.ref[nn.Module] | None" = None
-
     def on_after_setup(self, fabric: Any, module: Any) -> None:
         """Attach: the module is prepared and on its device. Raises AttachError: a
         second module that is trained; the text says what to do."""
         own = module.module
         if not any(each.requires_grad for each in own.parameters()):
             return
-        before = None if self._of is None else self._of()
-        if self.session is not None and before is not None and before is not own:
+        if self.session is not None and self._of() not in (None, own):
             raise AttachError(
                 "ssdtrain offloads one module for each Fabric, which set up a second "
                 f"one to train, {type(own).__name__}; unset SSDTRAIN and call "
                 "ssdtrain.offload([first, second]) with both."
             )
-        self._of = weakref.ref(own)
         self.attach(own)

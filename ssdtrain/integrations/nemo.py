@@ -18,11 +18,9 @@ from typing import Any
 from nemo_automodel.recipes.llm import train_ft
 
 from ssdtrain.api import Session, offload
-from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import AttachError, ConfigError
-from ssdtrain.integrations import check_trainer_version
+from ssdtrain.integrations import block_settings, check_trainer_version
 
-BLOCK = "ssdtrain"
 CHECKPOINTING = "distributed.activation_checkpointing"
 
 
@@ -38,14 +36,7 @@ class Offloading:
         block of settings, one that can never work, or activations are checkpointed as
         well; AttachError: the recipe has set up no model."""
         check_trainer_version("nemo-automodel")
-        block = self.cfg.get(BLOCK, None)
-        if not block:
-            raise ConfigError(
-                f"the recipe expects a block {BLOCK!r} such as 'device_memory: fit', "
-                f"got {block!r}."
-            )
-        whole = block.to_dict() if hasattr(block, "to_dict") else dict(block)
-        settings = OffloadConfig.from_mapping(whole)
+        settings = block_settings(self.cfg)
         again = self.cfg.get(CHECKPOINTING, False)
         if str(again).lower() not in ("false", "none"):
             raise ConfigError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssdtrain import switch
 from ssdtrain.config import OffloadConfig, OffloadOptions, with_options
-from ssdtrain.errors import AttachError, ConfigError
+from ssdtrain.errors import AttachError
 from ssdtrain.integrations import check_trainer_version, transformers
 
 if TYPE_CHECKING:
@@ -46,11 +46,7 @@ def register(
             another version.
     """
     check_trainer_version("ms-swift")
-    if switch.text() is not None:
-        raise ConfigError(
-            "the plugin of ms-swift and SSDTRAIN both add ssdtrain to the trainer; "
-            f"unset SSDTRAIN, got {switch.text()!r}, or leave out the plugin."
-        )
+    switch.refuse_plugin("ms-swift")
     settings = OffloadConfig.merged(config, overrides)
 
     from swift.callbacks import callbacks_map
@@ -68,8 +64,7 @@ def register(
         if not made:
             raise AttachError(
                 "ms-swift trains, but its trainer did not ask for the callback that "
-                f"the plugin registered; add --callbacks {CALLBACK}, or leave out the "
-                "plugin."
+                f"the plugin registered; add --callbacks {CALLBACK}, or leave it out."
             )
 
     callbacks_map[CALLBACK] = callback

@@ -1,13 +1,19 @@
 """What the callbacks of training frameworks share: settings, a session, its reports."""
 
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ssdtrain.api import Session, offload
 from ssdtrain.config import OffloadConfig, OffloadOptions, with_options
 from ssdtrain.counters import StepReport
+from ssdtrain.errors import AttachError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+ATTACHED: "weakref.WeakSet[Attachment]" = weakref.WeakSet()  # with a session
 
 
 class Attachment:
@@ -33,6 +39,8 @@ class Attachment:
         self._summary = ""
         self.session: Session | None = None
         """The session of the training that is running; None outside."""
+        self._of: Callable[[], Any] = lambda: None
+        self._training: object = None
 
     @property
     def reports(self) -> list[StepReport]:
@@ -44,13 +52,33 @@ class Attachment:
         before the first."""
         return self._summary if self.session is None else self.session.summary()
 
-    def attach(self, model: Any) -> None:
-        """Offload what this model saves from now on, and nothing of an earlier one."""
-        self.close()
+    def attach(self, model: Any, training: object = None) -> None:
+        """Offload what this model saves from now on, and nothing of an earlier one;
+        close what another `training` of it, such as one that raised, has left
+        attached."""
+        for each in list(ATTACHED):
+            if each is self or (each._of() is model and each._training is not training):
+                each._leave()
         self.session = offload(model, self.settings)
+        self._of, self._training = weakref.ref(model), training
+        ATTACHED.add(self)
+
+    def require(self, training: object) -> None:
+        """Raise AttachError: another training than this one has begun since, with this
+        callback or on its model."""
+        if self._training is not training:
+            raise AttachError(
+                f"another training began with this {type(self).__name__} or its model, "
+                "and this one goes on; give each trainer its own model and callback."
+            )
+
+    def _leave(self) -> None:
+        self._training = None
+        self.close()
 
     def close(self) -> None:
         """Restore the model; the reports stay. Idempotent."""
+        ATTACHED.discard(self)
         if self.session is not None:
             session, self.session = self.session, None
             self._reports, self._summary = list(session.steps), session.summary()

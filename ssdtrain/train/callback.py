@@ -51,11 +51,15 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
         trainer offloads activations itself."""
         refuse_offloading(args)
         take_over(model, self.settings)
-        self.attach(model)
+        self.attach(model, state)
         if self.session is not None and state is not None and state.global_step:
             checkpoint = _checkpoint_of(args, state)
             if follow_kept(self.session, self.settings, checkpoint):
                 logger.info("ssdtrain: follows the plan kept in %s", checkpoint)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Raise AttachError: another training has taken the callback or the model."""
+        self.require(state)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the plan with the checkpoint, if it was written here."""
@@ -69,15 +73,9 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
             self.session.hints.step_end()
 
     def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
     ) -> None:
-        """Add the newest figures to what is logged: to the history, and for callbacks
-        after this one. Nothing to the logs of evaluations."""
+        """Add figures to the history, and for later callbacks; none to evaluations."""
         if self.session is None or logs is None:
             return
         if any(name.startswith("eval_") for name in logs):

@@ -16,11 +16,13 @@ class LightningCallback(Attachment, Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach: the module is on its device."""
-        self.attach(pl_module)
+        self.attach(pl_module, trainer)
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+        """Raise AttachError: another training has taken the callback or the module."""
+        self.require(trainer)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         """Give the newest figures to the module's loggers, where it has any."""
         if self.session is not None and trainer.loggers:
             pl_module.log_dict(self.session.figures)

@@ -178,14 +178,6 @@ def _mean_cost(costs: Sequence[HostOverheads]) -> HostOverheads:
     return HostOverheads(**means, num_launches=1)
 
 
-def program_us(rows: Sequence[Mapping[str, Any]], table: HostTable) -> float:
-    """Host time of the program that the rows are of."""
-    return sum(
-        float(row["count"]) * table.cost(StepPhase(row["phase"]), row["name"]).total
-        for row in rows
-    )
-
-
 def fit_correction(
     programs: Sequence[tuple[Sequence[Mapping[str, Any]], float]],
 ) -> Correction:
@@ -196,7 +188,14 @@ def fit_correction(
     for step in range(GRID_STEPS):
         event_us = LARGEST_EVENT_US * step / (GRID_STEPS - 1)
         table = HostTable(pooled, Correction(event_us=event_us))
-        ratios = [us / max(1.0, program_us(rows, table)) for rows, us in programs]
+        ratios = []
+        for rows, us in programs:
+            whole = sum(
+                float(row["count"])
+                * table.cost(StepPhase(row["phase"]), row["name"]).total
+                for row in rows
+            )
+            ratios.append(us / max(1.0, whole))
         if not ratios:
             break
         share = sorted(ratios)[len(ratios) // 2]

@@ -99,7 +99,12 @@ def estimate_ranks(
         peak = sharded_peak(graph, layout.num_ranks, device.context_bytes)
     wires = Wires(fabric=fabric, num_ranks=layout.num_ranks)
     [tasks] = _at_their_clocks([price(spread, device, wires)], device, wires)
-    slow = _slowed(tasks, layout.slower)
+    slow = [
+        replace(task, device_us=layout.slower * task.device_us)
+        if task.stream is Stream.COMPUTE
+        else task
+        for task in tasks
+    ]
     ranks = (tasks, slow) if layout.slower > 1.0 else (tasks,)
     return RanksEstimate(
         step_us=steady_us(*ranks, wires=wires),
@@ -164,15 +169,6 @@ def _at_their_clocks(
     return [
         slowed(priced, 1.0 / clock - 1.0) if clock < 1.0 else priced.tasks
         for priced, clock in zip(ranks, clocks, strict=True)
-    ]
-
-
-def _slowed(tasks: Sequence[Task], factor: float) -> list[Task]:
-    return [
-        replace(task, device_us=factor * task.device_us)
-        if task.stream is Stream.COMPUTE
-        else task
-        for task in tasks
     ]
 
 

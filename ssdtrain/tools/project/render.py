@@ -57,14 +57,14 @@ def projection_table(rows: Sequence[CaseRow]) -> "Table":
             f"{found.write_gb_per_s:.2f}",
             f"{row.drives.bandwidth_used:.0%}",
             f"{row.bubble:.1%}",
-            years_text(row.drives.lifespan_years),
+            f"{years:.1f}" if years >= 1.0 else f"{years:.2g}",
             f"{found.state_bytes / GB:.1f}",
             f"{found.largest_micro_batch_power_of_two} ({found.largest_micro_batch})",
             f"{found.power_of_two_in_flight_bytes / TB:.2f} "
             f"({found.largest_in_flight_bytes / TB:.2f})",
         )
         for row in rows
-        for found in [row.found]
+        for found, years in [(row.found, row.drives.lifespan_years)]
     ]
     title = f"Per GPU, with {drives.count} x {drives.ssd.name}"
     caption = (
@@ -72,11 +72,6 @@ def projection_table(rows: Sequence[CaseRow]) -> "Table":
         "the power of two first, any integer in brackets"
     )
     return figures_table(title, heads, cells, caption=caption)
-
-
-def years_text(years: float) -> str:
-    """Return years to a tenth; where that would be next to nothing, two digits."""
-    return f"{years:.1f}" if years >= 1.0 else f"{years:.2g}"
 
 
 def cost_table(rows: Sequence[CaseRow], years: float) -> "Table":

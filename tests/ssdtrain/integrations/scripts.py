@@ -21,6 +21,12 @@ ALL = "plan=offload-all,min_bytes=0,target=host,window_bytes=16384"
 AUTOLOAD = ROOT / "ssdtrain" / "integrations" / "ssdtrain_autoload.pth"
 # What site does with the .pth file; the checkout is installed without it.
 START = AUTOLOAD.read_text()
+SETTINGS = """
+SETTINGS = {
+    "plan": "offload-all", "min_bytes": 0, "target": "host", "window_bytes": 16384
+}
+"""
+"""The same in Python."""
 MODEL = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -41,7 +47,8 @@ def digest_of(model: Any) -> str:
     """Of all weights, as bytes."""
     found = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
-        found.update(name.encode() + weight.detach().cpu().float().numpy().tobytes())
+        whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+        found.update(name.encode() + whole.detach().cpu().float().numpy().tobytes())
     return found.hexdigest()
 
 

@@ -1,9 +1,10 @@
 """A script for each trainer that `make integrations` installs: plain, with ssdtrain,
 and whether SSDTRAIN is what switches it on. Not a test file."""
 
-from tests.ssdtrain.integrations.scripts import END
+from tests.ssdtrain.integrations.scripts import END, SETTINGS
 
-BLOCKS = """
+BLOCKS = (
+    """
 import torch
 from torch import nn
 
@@ -20,15 +21,14 @@ class Block(nn.Module):
 model = nn.Sequential(*[Block() for _ in range(4)])
 data = torch.randn(4, 16, 32)
 losses, callbacks = [], []
-SETTINGS = {
-    "plan": "offload-all", "min_bytes": 0, "target": "host", "window_bytes": 16384
-}
 
 class Reports:
     def __init__(self, session):
         self.reports = session.steps
         session.close()
 """
+    + SETTINGS
+)
 LOOP = """
 for batch in data:
     loss = model(batch).square().mean()
@@ -100,20 +100,12 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 if os.environ.get("SSDTRAIN"):
     from ssdtrain.integrations.verl import SESSIONS
     callbacks = [Reports(each) for each in SESSIONS]
-for module in model.modules():
-    if hasattr(module, "unshard"):
-        module.unshard()
-whole = {name: each.detach().clone() for name, each in model.named_parameters()}
-class Whole:
-    def state_dict(self):
-        return whole
-model = Whole()
 """
-    + END.replace(
-        'with open("out.json"', 'dist.destroy_process_group()\nwith open("out.json"'
-    )
+    + END
+    + "dist.destroy_process_group()\n"
 )
-TINY = """
+TINY = (
+    """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 torch.manual_seed(0)
@@ -132,6 +124,8 @@ given = dict(
     model=model, args=args, train_dataset=[{"input_ids": r, "labels": r} for r in rows],
 )
 """
+    + SETTINGS
+)
 TRAINED = (
     """
 trainer.train()
@@ -174,15 +168,20 @@ trainer = Trainer(**given, callbacks=SwiftMixin._get_callbacks(None, args))
 """
     + TRAINED
 )
-SWIFT_PLUGIN = """
+SWIFT_FILE = """
 with open("plugin.py", "w") as file:
     file.write(
         "from ssdtrain.integrations.swift import register\\n"
         "register(plan='offload-all', min_bytes=0, target='host', window_bytes=16384)"
     )
+"""
+SWIFT_PLUGIN = (
+    SWIFT_FILE
+    + """
 import_external_file("plugin.py")
 args.callbacks = ["ssdtrain"]
 """
+)
 NEMO = (
     BLOCKS
     + """
@@ -248,8 +247,7 @@ callbacks = handler.callbacks
 )
 PLUGIN = """cfg.update(
     plugins=["ssdtrain.integrations.axolotl.SSDTrainPlugin"],
-    ssdtrain={"plan": "offload-all", "min_bytes": 0, "target": "host",
-              "window_bytes": 16384},
+    ssdtrain=SETTINGS,
 )"""
 OVERRIDE = 'IMPORTS = [("ssdtrain.integrations.torchtitan.offload", SETTINGS)]'
 SCRIPTS = {

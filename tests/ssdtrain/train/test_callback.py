@@ -8,6 +8,7 @@ import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -382,6 +383,42 @@ def test_a_second_train_attaches_anew_and_after_a_failure_too() -> None:
     callback.on_train_end(None, None, None)
     assert vars(model) == before
     assert len(callback.reports) == 2
+
+
+BEGIN = {
+    "OffloadCallback": (
+        lambda ours, training, model: ours.on_train_begin(
+            None, training, None, model=model
+        ),
+        lambda ours, training: ours.on_step_begin(None, training, None),
+    ),
+    "LightningCallback": (
+        lambda ours, training, model: ours.on_train_start(training, model),
+        lambda ours, training: ours.on_train_batch_start(training, None, None, 0),
+    ),
+}
+"""By callback: how a training begins, and a step of it."""
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["callback", "model"])
+@pytest.mark.parametrize("kind", BEGIN)
+def test_a_training_within_another_that_shares(kind: str, is_shared: bool) -> None:
+    """It takes over, as after a training that raised; if the first one goes on, it is
+    told."""
+    pytest.importorskip("lightning")
+    begin, step = BEGIN[kind]
+    model, within = nn.Linear(8, 8), nn.Linear(8, 8)
+    outer, inner = (SimpleNamespace(global_step=0) for _ in range(2))
+    first, second = (getattr(ssdtrain, kind)(plan="keep-all") for _ in range(2))
+    begin(first, outer, model)
+    step(first, outer)
+    ours = first if is_shared else second
+    begin(ours, inner, within if is_shared else model)
+    step(ours, inner)
+    with pytest.raises(AttachError, match="another training began with this"):
+        step(first, outer)
+    ours.close()
+    assert "forward" not in {*vars(model), *vars(within)}
 
 
 def test_bad_settings_fail_where_they_are_written() -> None:
