@@ -53,8 +53,8 @@ class Attachment:
         return self._summary if self.session is None else self.session.summary()
 
     def attach(self, model: Any, training: object = None) -> None:
-        """Offload what this model saves from now on, and nothing of an earlier one; close
-        what another `training` of it, such as one that raised, has left attached."""
+        """Offload what this model saves from now on, and nothing of an earlier one.
+        Close what another `training`, such as one that raised, has left attached."""
         for each in list(ATTACHED):
             if each is self or (each._of() is model and each._training is not training):
                 each._leave()
