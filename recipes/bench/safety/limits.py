@@ -114,7 +114,7 @@ def measure(
         except torch.OutOfMemoryError as error:
             told = {"error": str(error)[:200], "peaks": []}
         del block
-        side.optimizer.zero_grad()
+        side.optimizer.zero_grad(set_to_none=False)  # new gradients would count
         own = told.pop("peaks")
         worst = max(own, default=0)
         told |= {"most_gb": round(worst / 1e9, 3), "limit": limit}
