@@ -1112,7 +1112,7 @@ class Planner:
         if times.num_steps < self._next_look:
             return
         own = times.ended_ms()
-        # Only the rank that searches for a plan knows that one is searched for.
+        # A rank may take later than others what was found.
         may = self.is_settled and bool(own)
         if not self._peers.all_agree(may, "look", self._step):
             self._next_look += FIRST_LOOK
