@@ -436,13 +436,18 @@ class Planner:
         elif self._stage is not Purpose.FOLLOWING:
             self._plan()
 
-    def _must_rest(self) -> bool:
-        """Rest where ranks with plans of their own would meet in each other's
-        collectives: [Note: one step for all] in engines/peers.py. Return whether."""
+    @property
+    def _meets_unknown(self) -> bool:
+        """Whether this rank, with a plan of its own, would meet others in their
+        collectives: [Note: one step for all] in engines/peers.py."""
         seen, peers = self._seen, self._peers
         if seen is None or not seen.communicates:
             return False
-        if peers.agree and not peers.is_alone:  # alone: nobody knows whom they meet
+        return peers.is_alone or not peers.agree  # alone: nobody knows whom they meet
+
+    def _must_rest(self) -> bool:
+        """Rest where ranks that do not agree would meet. Return whether."""
+        if not self._meets_unknown:
             return False
         logger.warning(
             "ssdtrain: no plan; modules that run again communicate, and the ranks do "
@@ -1007,7 +1012,8 @@ class Planner:
         if over_bytes and self._refusal:
             raise ConfigError(self._refusal)
         is_known = plan is self._too_large and self._is_awaited
-        if is_known or not self._goal.can_be:
+        # All may follow the plan of an earlier run, and agree on no other one.
+        if is_known or not self._goal.can_be or self._meets_unknown:
             over_bytes = 0
         over_bytes = self._peers.exceeded(over_bytes, self._step)
         if not over_bytes:
@@ -1109,10 +1115,10 @@ class Planner:
     def _look_again(self) -> None:
         """Time the next best plan once more: machines change."""
         times = self._times
-        if times.num_steps < self._next_look:
+        if times.num_steps < self._next_look or self._meets_unknown:
             return
         own = times.ended_ms()
-        # Only the rank that searches for a plan knows that one is searched for.
+        # A rank may take later than others what was found.
         may = self.is_settled and bool(own)
         if not self._peers.all_agree(may, "look", self._step):
             self._next_look += FIRST_LOOK

@@ -26,13 +26,16 @@ class Searching:
         """Of the last search."""
         self._search: Search | None = None
         """During training."""
+        self._is_awaited = False
+        """Whether the leading rank searches for this one, too."""
         self._ended: list[Search] = []
         """Searches that are over, and whose processes end."""
 
     @property
     def is_under_way(self) -> bool:
-        """Whether this rank searches during training."""
-        return self._search is not None
+        """Whether a plan is searched for during training, by whoever leads."""
+        is_awaited = self._is_awaited and not self._peers.leads
+        return is_awaited or self._search is not None
 
     def begin(self, request: Request, effort: int) -> Answer | None:
         """Begin to search.
@@ -48,7 +51,8 @@ class Searching:
         self._request = request
         if not self._device.runs_beside:
             return self._here(effort)
-        if self._peers.leads:
+        self._is_awaited = not self._peers.leads
+        if not self._is_awaited:
             self._search = Search(replace(request, efforts=(effort,)))
         return None
 
@@ -72,7 +76,10 @@ class Searching:
         if self._peers.leads:
             return self._own_answer(has_plan)
         text = self._peers.offered()
-        return None if text is None else answer_of(text)
+        if text is None:
+            return None
+        self._is_awaited = False
+        return answer_of(text)
 
     def _own_answer(self, has_plan: bool) -> Answer | None:
         search = self._search
@@ -84,9 +91,9 @@ class Searching:
         self._search, text = None, search.text
         self._ended.append(search)
         if answer is None and has_plan:
-            logger.warning("ssdtrain: no other plan: %s", search.error)
-            return None
-        if answer is None:
+            answer = Answer(error=f"the search for another one failed: {search.error}")
+            text = dumps(answer)
+        elif answer is None:
             logger.warning(
                 "ssdtrain: the search for a plan failed (%s); this step waits for "
                 "another one",
@@ -99,7 +106,7 @@ class Searching:
 
     def stop(self) -> None:
         """Give up what is searched for. Waits for nothing. Idempotent."""
-        search, self._search = self._search, None
+        search, self._search, self._is_awaited = self._search, None, False
         if search is not None:
             search.stop()
             self._ended.append(search)

@@ -6,7 +6,6 @@ gradients and weights are those of training without ssdtrain.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import sys
@@ -68,7 +67,7 @@ class Case:
         self.is_limited = is_limited
         """Whether device memory has an end."""
         self.over_bytes = over_bytes
-        """By which that rank once goes beyond its memory limit."""
+        """By which that rank goes beyond its memory limit under one plan."""
         self.late = late
         """The rank that is slower, and late behind an observed step."""
         self.settings = {
@@ -90,7 +89,7 @@ def cases() -> dict[str, Case]:
         "tp tried": Case(parallel, 1, is_limited=True, memory_budget_bytes=11000),
         "fsdp2": Case(sharded(None, True), 0, max_overhead=1.0),
         "fsdp2 exceeded": Case(
-            sharded(None, True), 1, over_bytes=2000, memory_budget_bytes=11000
+            sharded(None, True), 1, over_bytes=1000, memory_budget_bytes=11000
         ),
         "fsdp2 kept": Case(sharded(None, False), 1, **less),
     }
@@ -157,12 +156,14 @@ def behind(late_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def beyond(over_bytes: int) -> Iterator[None]:
-    """Go beyond the memory limit by so much in one step under a plan."""
-    told, calls = MemoryGoal.over_bytes, itertools.count(1)
+    """Go beyond the memory limit by so much in all steps under the first plan."""
+    told, plans = MemoryGoal.over_bytes, list[Any]()
 
     def telling(self: MemoryGoal, goal: Goal) -> int:
         told(self, goal)
-        return over_bytes if next(calls) == STEPS_BEHIND else 0
+        (planner,) = STARTED
+        plans.append(planner.plan)
+        return over_bytes if planner.plan is plans[0] else 0
 
     setattr(MemoryGoal, "over_bytes", telling)  # noqa: B010
     try:

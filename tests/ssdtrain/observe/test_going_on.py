@@ -1,10 +1,17 @@
 """A session that goes on with the plan of an earlier run."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+import torch
+from torch import Tensor, nn
 
 import ssdtrain
-from tests.ssdtrain.observe.test_planner import SETTINGS, Net, equal, train
+from ssdtrain.observe.memorygoal import MemoryGoal
+from tests.ssdtrain.observe.test_planner import SETTINGS, WIDTH, Net, equal, train
 
+BUDGET_BYTES = 1 << 16
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
@@ -35,3 +42,55 @@ def test_an_earlier_runs_plan_is_followed_from_the_first_step() -> None:
     assert equal(ours, theirs)
     assert len(other.orders["model/0"]) > len(plan.orders["model/0"])
     assert reports[-1].saved_peak_bytes == other.prediction.peak_bytes
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.down(torch.sin(self.up(x)))
+        return result
+
+
+class Layered(Net):
+    """Its layers run again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Layer() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.loss(x)
+
+
+def test_ranks_that_meet_in_regions_keep_the_plan_that_all_follow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beyond their limit as well: they have agreed on no step, and one that ran other
+    regions again would wait for the others forever."""
+    budget = {"recompute": "regions", "memory_budget_bytes": BUDGET_BYTES}
+    settings: dict[str, Any] = {**SETTINGS, **budget}
+    del settings["max_overhead"]
+    _, _, (plan, profile) = train(settings, build=Layered, num_steps=16)
+    meeting = replace(
+        profile,
+        regions={
+            kind: tuple(replace(run, communicates=True) for run in runs)
+            for kind, runs in profile.regions.items()
+        },
+    )
+    monkeypatch.setattr(MemoryGoal, "over_bytes", lambda *_: BUDGET_BYTES // 5)
+    for seen, stays in (meeting, True), (profile, False):
+
+        def goes_on(step: int, session: ssdtrain.Session, seen: Any = seen) -> None:
+            if step == 0:
+                session.follow(plan, seen)
+
+        caplog.clear()
+        train(settings, build=Layered, hook=goes_on)
+        searches = "cannot be reached" in caplog.text
+        assert seen.communicates == stays == (not searches)

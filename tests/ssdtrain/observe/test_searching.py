@@ -80,8 +80,11 @@ def test_a_search_that_fails_is_made_up_for_where_there_is_no_plan(
     told: list[str] = []
     own, other = on(Ranks(told, leads=True)), on(Ranks(told, leads=False))
     own.begin(REQUEST, QUICK_MARKS)
+    other.begin(REQUEST, QUICK_MARKS)
+    assert other.answer(has_plan=has_plan) is None and other.is_under_way
     answer = own.answer(has_plan=has_plan)
-    assert (answer is None) == has_plan and not own.is_under_way
-    assert len(efforts) == len(told) == (0 if has_plan else 1)
-    assert has_plan or (answer is not None and answered(other).plan == answer.plan)
+    assert answer is not None and not own.is_under_way
+    assert len(efforts) == (0 if has_plan else 1) and len(told) == 1
+    assert answered(other) == answer and not other.is_under_way
+    assert has_plan == bool(answer.error) == (answer.plan is None)
     own.clear()
