@@ -27,7 +27,7 @@ class Driver:
         self.registered: dict[int, tuple[int, bool]] = {}
         self.waits = 0
 
-    def register(self, address: int, num_bytes: int, *, read_only: bool) -> None:
+    def register_memory(self, address: int, num_bytes: int, *, read_only: bool) -> None:
         for start, (size, _) in self.registered.items():
             if address < start + size and start < address + num_bytes:
                 raise memory.HostMemoryError("already registered")
@@ -45,7 +45,7 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     """A machine that seems to have a GPU."""
     fake = Driver()
-    for name in ("register", "unregister", "synchronize_all"):
+    for name in ("register_memory", "unregister", "synchronize_all"):
         monkeypatch.setattr(runtime, name, getattr(fake, name))
     monkeypatch.setattr(runtime, "cuda_works", lambda: True)
     monkeypatch.setattr(pinning, "reach_of", lambda address: memory.Reach.NONE)
