@@ -29,7 +29,7 @@ from contextvars import ContextVar
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Queue, SimpleQueue
 from types import (
     FunctionType,
     MappingProxyType,
@@ -64,12 +64,13 @@ STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 FIXED = (*PLAIN, Enum, ModuleType, torch.dtype, torch.device)
 OURS_OR_STANDARD = frozenset((*sys.stdlib_module_names, "torch", "numpy", "ssdtrain"))
 CONTAINERS = frozenset(
-    ("argparse", "collections", "configparser", "queue", "weakref", "_weakrefset")
+    ("argparse", "collections", "configparser", "weakref", "_weakrefset")
 )
 """Modules of the standard library whose objects hold what a program puts there."""
 VIEWS = (MappingProxyType, *map(type, ({}.keys(), {}.values(), {}.items())))
 """Of a dictionary, which somebody else may change."""
-UNCOUNTED = bytearray, memoryview, array, SimpleQueue
+UNCOUNTED = bytearray, memoryview, array, SimpleQueue, Queue
+"""Nobody counts their changes, or other threads change them."""
 PACKAGES = frozenset(("site-packages", "dist-packages"))
 _GLOBAL_RANDOM = getattr(random.random, "__self__", None)
 

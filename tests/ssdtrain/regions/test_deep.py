@@ -13,7 +13,7 @@ from collections import Counter, UserList
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Queue, SimpleQueue
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -366,6 +366,11 @@ GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str
         SimpleQueue,
         lambda s, x: x * (1 + s.thing.qsize()),
         "is of type SimpleQueue",
+    ),
+    "queue of threads": (
+        Queue,
+        lambda s, x: x * (1 + s.thing.qsize()),
+        "is of type Queue",
     ),
     "numbers of the machine": (
         nothing,
