@@ -747,13 +747,18 @@ class Planner:
         Raises:
             ConfigError: none reaches the goal.
         """
+        num_plans = self.num_plans
         self._take_found()
-        if self._stage is not Purpose.SEARCHING:
+        # The plan in force may stay: other ranks learn of that in another step.
+        is_same = self._stage in (Purpose.SEARCHING, Purpose.FOLLOWING)
+        if self.num_plans != num_plans or not is_same:
             return
         if self.plan is not None and self._is_exceeded(self.plan):
             return
         if self._peers.observes(self._sees_strays(), self._step):
             self._observe_others()
+            return
+        self._look_again()
 
     def _take_found(self) -> None:
         """Take what was found, and follow it when this rank and all others may."""

@@ -15,13 +15,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import ssdtrain
-from ssdtrain.observe import searching
+from ssdtrain.observe import planner, searching
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.observation import Observation
 from ssdtrain.observe.planner import Planner
@@ -61,6 +62,7 @@ class Case:
         *,
         is_limited: bool = False,
         over_bytes: int = 0,
+        stays: bool = False,
         **settings: Any,
     ) -> None:
         self.make = make
@@ -68,6 +70,8 @@ class Case:
         """Whether device memory has an end."""
         self.over_bytes = over_bytes
         """By which that rank goes beyond its memory limit under one plan."""
+        self.stays = stays
+        """Whether no plan is better than the first, which is compared in any step."""
         self.late = late
         """The rank that is slower, and late behind an observed step."""
         self.settings = {
@@ -87,6 +91,9 @@ def cases() -> dict[str, Case]:
         "tp regions": Case(parallel, 0, **again),
         "tp regions late": Case(parallel, 1, **again),
         "tp tried": Case(parallel, 1, is_limited=True, memory_budget_bytes=11000),
+        "tp stays": Case(
+            parallel, 0, is_limited=True, stays=True, memory_budget_bytes=11000
+        ),
         "fsdp2": Case(sharded(None, True), 0, max_overhead=1.0),
         "fsdp2 exceeded": Case(
             sharded(None, True), 1, over_bytes=1000, memory_budget_bytes=11000
@@ -172,6 +179,17 @@ def beyond(over_bytes: int) -> Iterator[None]:
         setattr(MemoryGoal, "over_bytes", told)  # noqa: B010
 
 
+@contextlib.contextmanager
+def staying(stays: bool) -> Iterator[None]:
+    """Take no plan that is found, and ask in each step whether to compare again."""
+    with pytest.MonkeyPatch.context() as patch:
+        if stays:
+            patch.setattr(Planner, "_is_hopeless", lambda self, plan: True)
+            patch.setattr(Planner, "_fewest_again", lambda self: None)
+            patch.setattr(planner, "FIRST_LOOK", 1)
+        yield
+
+
 def train(case: Case, mesh: DeviceMesh, rank: int, place: int) -> dict[str, Any]:
     """Until all ranks have settled, and some steps more."""
     model, events, found = spread(case, mesh), [], []
@@ -184,6 +202,7 @@ def train(case: Case, mesh: DeviceMesh, rank: int, place: int) -> dict[str, Any]
     with (
         behind(COLD_S * late),
         beyond(late * case.over_bytes),
+        staying(case.stays),
         ssdtrain.offload(model, **case.settings) as session,
     ):
         left = STEPS_BEHIND
@@ -191,8 +210,8 @@ def train(case: Case, mesh: DeviceMesh, rank: int, place: int) -> dict[str, Any]
             if step >= STEPS_BESIDE:
                 await_what_runs_beside(SEARCHES, session)
             found += one_step(model, optimizer, step, place)
-            (planner,) = STARTED
-            events.append((planner.stage.name, planner.num_plans, digest(session.plan)))
+            (own,) = STARTED
+            events.append((own.stage.name, own.num_plans, digest(session.plan)))
             left -= all_say(session.is_settled)
             if not left:
                 break

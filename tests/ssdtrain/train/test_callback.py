@@ -358,6 +358,15 @@ def test_lightning_modules_that_optimize_by_hand(
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec")
+def test_a_trainer_in_which_nothing_moves_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    callback = "trainer.add_callback(__import__('ssdtrain').OffloadCallback())\n"
+    run(MODEL + changed(TRAINER, (("trainer.train()", callback + "trainer.train()"),)))
+    told = capsys.readouterr().out
+    assert "Next: nothing is offloaded: " in told
+
+
 def test_the_wrong_callback_names_the_right_one() -> None:
     pytest.importorskip("lightning")
     script = changed(
