@@ -1016,6 +1016,14 @@ class Planner:
         over_bytes = self._memory.over_bytes(self._goal_of(plan))
         if over_bytes and self._refusal:
             raise ConfigError(self._refusal)
+        if over_bytes and not self._goal.can_be and plan is not self._too_large:
+            self._too_large = plan
+            logger.warning(
+                "ssdtrain: steps need %d bytes more than %s leaves them, and the last "
+                "plans that were to need less did not; set it that much higher for "
+                "the same step, or lower for a plan that leaves more",
+                *(over_bytes, self._goal.goal.memory_limit),
+            )
         is_known = plan is self._too_large and self._is_awaited
         # All may follow the plan of an earlier run, and agree on no other one.
         if is_known or not self._goal.can_be or self._meets_unknown:

@@ -376,6 +376,19 @@ def test_a_search_for_more_room_is_not_begun_anew(
     assert efforts == [planner.QUICK_MARKS]
 
 
+def test_a_limit_that_no_plan_keeps_is_told(
+    virtual_time: VirtualTime,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, _, _, reports, _ = run(virtual_time, None, num_steps=5)
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(MemoryGoal, "over_bytes", lambda memory, goal: 1000)
+    run(virtual_time, reports[-1].saved_peak_bytes // 2, num_steps=20)
+    told = [line for line in caplog.messages if "1000 bytes more than" in line]
+    assert len(told) == 1 and "memory_budget=" in told[0]
+
+
 @pytest.fixture
 def with_room(virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> int:
     """A budget that has room for some regions; copies are slow."""
