@@ -25,7 +25,8 @@ import ssdtrain
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.processes import answer_of, any_rank, join_ranks
 from recipes.bench.harness.timing import Peak, wait
-from recipes.bench.models.stock import shrunk
+from recipes.bench.models.real_row import selective_contexts
+from recipes.bench.models.stock import checkpoint, shrunk
 from ssdtrain.plan.goal import DEVICE_RESERVE
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.cluster import cluster_of
@@ -33,7 +34,7 @@ from ssdtrain.tools.foresight.device import DeviceCosts, load_device
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, public_subject
 from ssdtrain.tools.report.estimate import estimate
-from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN
+from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN, SELECTIVE
 from ssdtrain.tools.report.public_models import PUBLIC
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.layout_search import job_of, keyed_costs
@@ -47,8 +48,6 @@ from ssdtrain.tools.search.stage_costs import (
     priced,
 )
 from ssdtrain.tools.search.stores import Stores
-from ssdtrain.train.models.base import enable_checkpointing
-from ssdtrain.train.settings import Checkpointing
 
 GPUS = 2
 WARM, STEPS = 3, 5
@@ -112,7 +111,7 @@ SMALL = {
 
 def layouts_of(subject: Subject) -> dict[str, ParallelLayout]:
     """Those that are compared, by name."""
-    ways = PLAIN, CHECKPOINTING, f"{OURS} 3"
+    ways = PLAIN, CHECKPOINTING, SELECTIVE, f"{OURS} 3"
     found = {
         f"ZeRO-{zero}, {way}": _layout(subject, way, data=GPUS, zero=zero)
         for zero in (2, 3)
@@ -205,8 +204,11 @@ def built(
             size = (subject.sequences, subject.tokens)
             ids = torch.randint(subject.values["vocab_size"], size)
             forward = functools.partial(_loss, model, ids)
-    if own.way == CHECKPOINTING:
-        enable_checkpointing(model, Checkpointing.NON_REENTRANT)
+    options: dict[str, Any] = {"use_reentrant": False}
+    if own.way == SELECTIVE:
+        options["context_fn"] = functools.partial(selective_contexts, first=False)
+    if own.way in (CHECKPOINTING, SELECTIVE):
+        checkpoint(model, options)
     if subject.is_decoder:
         names: dict[str, Any] = {}
         exec(configurations(own, job_for(subject))["fsdp2"], names)
