@@ -153,12 +153,12 @@ def _joined(relations: Sequence[Relation], sources: Places, ends: Places) -> Rel
     owner = torch.arange(len(counts), device=device).repeat_interleave(
         offsets(counts, device).diff(), output_size=sum(counts)
     )
-    froms = [
+    begins = [
         (*p, r.num_src_nodes()) for p, r in zip(sources[0], relations, strict=True)
     ]
     tos = [(*p, r.num_dst_nodes()) for p, r in zip(ends[0], relations, strict=True)]
     made = (
-        _moved([e.src for e in edges], owner, froms),
+        _moved([e.src for e in edges], owner, begins),
         _moved([e.dst for e in edges], owner, tos),
     )
     frames = Frame(sources[1], device, "node"), Frame(ends[1], device, "node")

@@ -41,8 +41,8 @@ class RowSums(NamedTuple):
     def of(cls, structure: HeteroGraph) -> "RowSums":
         """Return the sums over edges."""
         edges = EdgeRows(graph_arrays(structure), Domain.EDGE)
-        to, fro = (Index.DST, Index.SRC), (Index.SRC, Index.DST)
-        return cls(edges.bags(*to, 1), edges.bags(*fro, 1))
+        to, back = (Index.DST, Index.SRC), (Index.SRC, Index.DST)
+        return cls(edges.bags(*to, 1), edges.bags(*back, 1))
 
     def times(self, weight: Tensor) -> "RowSums":
         """Return the sums of rows times `weight`, a number an edge."""

@@ -127,13 +127,13 @@ def attended(calls: Sequence[Call]) -> dict[EdgeType, Tensor] | None:
     lefts = left.reshape(-1, matrix.shape[1]).split(sizes)
     matrices = matrix.split([n * width for n in sizes])
     h, scores, rights, each = [], [], [], right.unbind(0)
-    froms, tos, begin, end = [], [(0, 0)] * len(used), 0, 0
+    begins, tos, begin, end = [], [(0, 0)] * len(used), 0, 0
     for i, group in enumerate(by_source.values()):
         x, many = group[0][3][0], len(group)
         group[0][2].srcdata.check("h", x)
         h.append(F.linear(x, matrices[i]).view(-1, heads, width))
         scores.append(F.linear(x, lefts[i]).view(-1, heads, 1))
-        froms += [(begin + j, many) for j in range(many)]
+        begins += [(begin + j, many) for j in range(many)]
         begin += x.shape[0] * many
     for i, c in enumerate(used):
         by_end.setdefault(c[0][2], []).append(i)
@@ -146,7 +146,7 @@ def attended(calls: Sequence[Call]) -> dict[EdgeType, Tensor] | None:
             tos[i] = end + j, many
         end += own.shape[0] * many
     whole = edges_in_a_row(
-        [c[2] for c in used], (tuple(froms), begin), (tuple(tos), end)
+        [c[2] for c in used], (tuple(begins), begin), (tuple(tos), end)
     )
     rows = {"h": torch.cat(h), "left": torch.cat(scores)}
     near = attending(used[0][1].slope)(whole, rows, {"right": torch.cat(rights)})

@@ -237,7 +237,7 @@ def test_more_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ),
         (
             ["sssp", str(links), "--source", "1"],
-            f"{links}: expects weights of 0 or mor",
+            f"{links}: expects weights of 0 or more",
         ),
         (["components", str(tmp_path / "none")], "No such file or directory"),
     ]:
