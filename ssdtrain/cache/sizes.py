@@ -2,8 +2,8 @@
 
 [Note: sizes]
 A plan is by place in the step: the n-th tensor that a lane saves. A batch of another
-length saves the same tensors with other sizes, so the plan holds as long as each has
-the producer, dtype and number of dimensions that it expects, and no dimension is more
+length saves the same tensors with other sizes. So the plan holds as long as each has
+the producer, dtype and number of dimensions that it expects. No dimension may be more
 than four times larger or smaller. Nothing else depends on that: what is done to a
 tensor is checked for the tensor itself at every step, so a program that only looks the
 same gets more traffic or more memory, never other gradients.

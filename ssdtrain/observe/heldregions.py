@@ -9,14 +9,12 @@ steps run all regions again and rebuild what they can in them, as the observed o
 which fits. All look at the clock before and after each re-run and rebuild, and at the
 beginning of each lane and of each region's forward. The first one tells how long the
 host takes from one look to the next, in the others the device waits at looks for half
-as long again: however slow the host is, what comes next is launched by then.
-(Holds were once as long as what the device had taken in the observed step. A slow host
-came later than that, and a replay of 60 ms was believed to take 139.) What lies between
-the beginnings of two regions is what the first one's forward takes, and what lies
-between the re-runs, without the rebuilds, what the region's backward does: each without
-what two looks take that have nothing between them. A re-run by itself does not tell of
-the forward: it ends with the last tensor that is saved, and in an eager step the host
-is further ahead of it.
+as long again: however slow the host is, what comes next is launched by then. What lies
+between the beginnings of two regions is what the first one's forward takes. What lies
+between the re-runs, without the rebuilds, is what the region's backward takes. Each is
+without what two looks take that have nothing between them. A re-run by itself does not
+tell of the forward: it ends with the last tensor that is saved, and in an eager step
+the host is further ahead of it.
 
 [Note: looks that were late]
 The host may be interrupted, or a held step may be another one than the first, and at

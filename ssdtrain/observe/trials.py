@@ -120,10 +120,13 @@ class Tried:
     """Of the base: what it says by the prices of the plans that follow; 0: nobody
     knows."""
 
-    def is_faster_than(self, other: "Tried") -> bool:
-        """Whether its steps are shorter, and not by chance."""
-        margin = max(GAIN, self.noise, other.noise)
-        return (1 + margin) * self.ms < other.ms
+    def is_faster_than(self, other: "Tried", *, does_less: bool = False) -> bool:
+        """Whether its steps are shorter, and not by chance.
+
+        does_less: it is the other one without some of its re-runs; `GAIN` is enough.
+        """
+        noise = 0.0 if does_less else max(self.noise, other.noise)
+        return (1 + max(GAIN, noise)) * self.ms < other.ms
 
     @property
     def peak_bytes(self) -> float:
@@ -191,13 +194,10 @@ class Trials:
     def compare(self, tried: Tried, *, does_less: bool = False) -> Verdict:
         """Under a memory limit: follow the faster of this one and the best.
 
-        does_less: it is the best one without some of its re-runs.
+        does_less: see `Tried.is_faster_than`.
         """
         best, self._has_compared = self.best, True
-        is_faster = best is None or tried.is_faster_than(best)
-        if does_less and best is not None:
-            is_faster = (1 + GAIN) * tried.ms < best.ms
-        if best is not None and not is_faster:
+        if best and not tried.is_faster_than(best, does_less=does_less):
             self.second = tried
             return Verdict.GOES_BACK
         self.best, self.second = tried, best

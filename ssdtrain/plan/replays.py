@@ -11,9 +11,9 @@ captured forward cannot do is left out: regions do not run again in it, and noth
 compared at its rebuilds.
 
 [Note: the host's time is not the device's]
-Where no held step told, as of several ranks, forward and backward take a replay no
-longer than they took in the observed step, whose operators waited for the host the
-least ([Note: held marks] in observe/observer.py). Believed too short, they hide fewer
+No held step tells of several ranks. Then forward and backward take a replay no longer
+than they took in the observed step, whose operators waited for the host the least
+([Note: held marks] in observe/observer.py). Believed too short, they hide fewer
 copies, and the plan is a worse one; believed too long, the replay waits for copies.
 """
 

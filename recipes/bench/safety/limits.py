@@ -140,9 +140,9 @@ def main(bench: Bench, *, most_s: float = 8, cpu: bool = False) -> None:
     found = list(itertools.chain(*told))
     counts = {
         "above their limit by more than 1 %": sum(
-            r.get("steps_over", 0) for r in found
+            r.get("steps_over", 0) > 0 for r in found
         ),
         "out of memory": sum("error" in run for run in found),
         "refused": sum("refused" in run for run in found),
     }
-    print(len(found), "runs; steps or runs", counts)
+    print(f"{len(found)} runs:", counts)
