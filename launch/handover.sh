@@ -47,9 +47,16 @@ run_awaited() {
   trap : INT
   trap 'kill -TERM "$!" 2>/dev/null || :' TERM # it may have ended already
   "$@" &
-  runner=$! status=129 # of a wait that a signal broke off
+  runner=$! status=0
+  wait "$runner" || status=$?
+  # Above 128 a signal broke the wait off, or ended the runner: ask until it is gone. The
+  # shell may have collected it by then: 127 says that its status was the last one.
   while [ "$status" -gt 128 ] && kill -0 "$runner" 2>/dev/null; do
-    wait "$runner" && status=0 || status=$?
+    status=0 && wait "$runner" || status=$?
   done
+  if [ "$status" -gt 128 ]; then
+    last=0 && wait "$runner" 2>/dev/null || last=$?
+    [ "$last" -eq 127 ] || status=$last
+  fi
   exit "$status"
 }

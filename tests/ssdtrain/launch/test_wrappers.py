@@ -103,6 +103,18 @@ def test_other_peoples_commands_pass_through(fakes: Path, words: list[str]) -> N
     assert handed == (words or [""])
 
 
+def test_a_launcher_that_ends_at_once_hands_its_status_on(tmp_path: Path) -> None:
+    """It was 129 where the shell had collected it before it was asked for it."""
+    real = tmp_path / "deepspeed"
+    real.write_text("#!/bin/sh\nexit 3\n")
+    real.chmod(0o755)
+    words = [str(LAUNCH / "deepspeed"), "--config", "ssdtrain.yaml"]
+    path = f"{LAUNCH}:{tmp_path}:/usr/bin:/bin"
+    # Many at once: a busy machine is where the shell comes late.
+    runs = [subprocess.Popen(words, env={"PATH": path}) for _ in range(40)]
+    assert [run.wait() for run in runs] == [3] * len(runs)
+
+
 @pytest.mark.parametrize(
     ("signum", "status"), [(signal.SIGINT, 7), (signal.SIGTERM, 143)]
 )
