@@ -171,8 +171,12 @@ class Regions:
         leaves, arguments = flatten(args, kwargs)
         reason = self._refusal(region, leaves)
         if reason is None:
-            seen = region.watch.look()
-            reason = seen.refusal
+            try:
+                seen = region.watch.look()
+                reason = seen.refusal
+            except Exception as error:  # an object of the user's does not like that
+                told = f"{type(error).__name__}: {error}"
+                reason = f"what its forward reads cannot be looked at ({told})"
         if reason is not None:
             self.refuse(region, reason)
             return None

@@ -199,7 +199,7 @@ def _goes_on(value: Any) -> str | None:
     if isinstance(owner, random.Random) and owner is not _GLOBAL_RANDOM:
         return "is a random state of its own"
     kind = type(owner)
-    if kind.__module__.startswith("numpy.random") and not _is_numpys_own(owner):
+    if str(kind.__module__).startswith("numpy.random") and not _is_numpys_own(owner):
         return "is a random state of its own"
     if isinstance(value, Iterator):
         return "is an iterator"

@@ -128,7 +128,7 @@ class Reads:
         own: list[Callee] = []
         for kind in classes:
             for each in kind.__mro__:
-                if _is_foreign(each.__module__) or each in self._classes:
+                if _is_foreign(each.__module__ or "") or each in self._classes:
                     continue
                 self._classes.append(each)
                 own += functions_of_class(each)
@@ -396,7 +396,7 @@ def _draws(value: Any) -> bool:
         return value.__name__.partition(".")[0] in DRAWING
     owner = getattr(value, "__self__", value)
     home = "" if isinstance(owner, ModuleType) else type(owner).__module__
-    return home.partition(".")[0] in DRAWING
+    return str(home).partition(".")[0] in DRAWING
 
 
 def _of_class(kind: type, name: str) -> Any:

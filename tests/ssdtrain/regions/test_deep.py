@@ -437,6 +437,48 @@ THINGS = Holder()
 GLOBAL_PROXY = weakref.proxy(THINGS)
 
 
+class Closed:
+    """Raises where anything but its one attribute is asked for."""
+
+    def __init__(self) -> None:
+        self.own = 2.0
+
+    def __getattr__(self, name: str) -> Any:
+        raise LookupError(f"there is no {name}")
+
+
+class Disguised:
+    """Does not say what it is."""
+
+    own = 2.0
+    __class__ = property(lambda self: 1 // 0)  # type: ignore[assignment]
+
+
+Homeless = type("Homeless", (), {"__module__": None, "own": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (Closed, "LookupError: there is no __self__"),
+        (lambda: [Disguised()], "ZeroDivisionError"),
+        (lambda: [Homeless()], ""),
+    ],
+)
+def test_objects_that_raise_when_looked_at(make: Callable[[], Any], error: str) -> None:
+    """Plain training never asks them: a layer that has one runs once."""
+
+    def read(layer: Any, x: Tensor) -> Tensor:
+        thing = layer.thing
+        return x * (thing[0] if type(thing) is list else thing).own
+
+    plain, _ = train(read, False, make=make)
+    ours, refused = train(read, True, make=make)
+    assert same_bits(ours, plain)
+    assert len(refused) == (2 if error else 0)
+    assert all(f"looked at ({error}" in reason for reason in refused.values())
+
+
 def test_proxies_are_not_what_they_lead_to() -> None:
     """A proxy of a dictionary says that it is one."""
     counts = Counter(a=1)
