@@ -169,21 +169,26 @@ class Regions:
         meter = self.cache.meter
         since_ns = 0 if meter is None else meter.outside_ns()
         leaves, arguments = flatten(args, kwargs)
-        reason = self._refusal(region, leaves)
-        if reason is None:
-            try:
-                seen = region.watch.look()
-                reason = seen.refusal
-            except Exception as error:  # an object of the user's does not like that
-                told = f"{type(error).__name__}: {error}"
-                reason = f"what its forward reads cannot be looked at ({told})"
-        if reason is not None:
-            self.refuse(region, reason)
+        seen = self._seen(region, leaves)
+        if isinstance(seen, str):
+            self.refuse(region, seen)
             return None
         call = self._call(region, number, forward, seen, leaves, arguments)
         if meter is not None:
             meter.region_began(since_ns)
         return call
+
+    def _seen(self, region: Region, leaves: list[Any]) -> Seen | str:
+        """How a call finds the region; text: why it does not run again."""
+        reason = self._refusal(region, leaves)
+        if reason is not None:
+            return reason
+        try:
+            seen = region.watch.look()
+        except Exception as error:  # an object of the user's does not like that
+            told = f"{type(error).__name__}: {error}"
+            return f"what its forward reads cannot be looked at ({told})"
+        return seen.refusal or seen
 
     def _call(
         self,

@@ -6,13 +6,14 @@ that serves as a namespace, a partial function or a module that is registered no
 It may be a module around the region: of the parts of that one, those count alone that
 the region's code may ask for by name. Any of them may hold others, some levels deep
 (`self.config.rope["factor"]`). All of it is compared: what has changed is put back for
-a re-run, and a forward that changes it does not run again. A `threading.local` is
-looked at in whichever thread asks: the thread of a re-run gets what the forward's
-thread had, for as long as it runs. What goes on from where it stands and cannot be set
-back (an iterator, a random generator that is not torch's, Python's or NumPy's own)
-makes the region run once. Nobody looks at objects of the standard library, but for its
-containers, or of torch, at classes and functions of installed packages, at containers
-of more than `MAX_ITEMS` items, or beyond `MAX_OBJECTS`.
+a re-run, and a forward that changes it does not run again. Where there is more of it
+than `MAX_OBJECTS`, or further inside than `MAX_DEPTH`, the region runs once. A
+`threading.local` is looked at in whichever thread asks: the thread of a re-run gets
+what the forward's thread had, for as long as it runs. What goes on from where it stands
+and cannot be set back (an iterator, a random generator that is not torch's, Python's or
+NumPy's own) makes the region run once. Nobody looks at objects of the standard library,
+but for its containers, or of torch, at classes and functions of installed packages, or
+at containers of more than `MAX_ITEMS` items.
 (tests/ssdtrain/regions/test_deep.py, test_threads.py)
 """
 
@@ -42,7 +43,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.regions.inventory import Inventory, counts_changes
+from ssdtrain.regions.inventory import (
+    Inventory,
+    counts_changes,
+    has_plain_attributes,
+)
 from ssdtrain.regions.restore import (
     GONE,
     Undo,
@@ -55,7 +60,7 @@ from ssdtrain.regions.restore import (
 MAX_ITEMS = 1024
 MAX_OBJECTS = 512
 """Of one region that are compared."""
-MAX_DEPTH = 5
+MAX_DEPTH = 16
 MAX_ARRAY_BYTES = 65536
 """A larger array of NumPy's is not compared, and its region runs once."""
 PLAIN = (int, float, bool, str, bytes, complex, type(None))
@@ -72,6 +77,7 @@ VIEWS = (MappingProxyType, *map(type, ({}.keys(), {}.values(), {}.items())))
 UNCOUNTED = bytearray, memoryview, array, SimpleQueue, Queue
 """Nobody counts their changes, or other threads change them."""
 PACKAGES = frozenset(("site-packages", "dist-packages"))
+CACHED = type(functools.lru_cache(len))
 _GLOBAL_RANDOM = getattr(random.random, "__self__", None)
 
 
@@ -139,15 +145,17 @@ class Deep:
                 inventory.class_of(value)
             elif isinstance(value, FunctionType):
                 inventory.function(value)
+            elif has_plain_attributes(value) and not _slot_names(value):
+                inventory.owner(value)
             else:
                 inventory.computed(value, contents_of)
 
     def _visit(self, name: str, value: Any, depth: int) -> Iterator[tuple[Any, int]]:
         """Look at an object, and give what is inside."""
-        # A proxy says that it is a dictionary, and is none.
-        if isinstance(value, FIXED) or type(value) in weakref.ProxyTypes:
+        if type(value) in weakref.ProxyTypes:  # says that it is what it leads to
+            yield from ((each, depth - 1) for each in _behind(value))
             return
-        if id(value) in self._seen or depth == 0:
+        if isinstance(value, FIXED) or id(value) in self._seen:
             return
         self._seen.add(id(value))  # `value` lives: its container is held
         if self.refusal is None:
@@ -155,11 +163,12 @@ class Deep:
             self.refusal = None if why is None else f"{name} {why}"
         is_around = isinstance(value, nn.Module) and not self._is_apart(value)
         is_elsewhere = depth == MAX_DEPTH and _is_looked_into(value)
-        is_threads = isinstance(value, threading.local)  # a region relies on these
-        if is_threads or (not is_elsewhere and len(self._held) < MAX_OBJECTS):
-            contents = contents_of(value)
-            if contents is not None:
-                self._held.append(ObjectContents(name, value, contents))
+        contents = None if is_elsewhere else contents_of(value)
+        if contents is not None:
+            if len(self._held) == MAX_OBJECTS or depth <= 0:
+                self.refusal = self.refusal or f"{name} holds more than is looked at"
+                return
+            self._held.append(ObjectContents(name, value, contents))
         for each in self._named_in(value) if is_around else children_of(value):
             # Containers in containers are one level, as deep as they are.
             is_level = depth == MAX_DEPTH or not _are_containers(value, each)
@@ -210,6 +219,9 @@ def _goes_on(value: Any) -> str | None:
     if is_array and (kind is not numpy.ndarray or value.nbytes > MAX_ARRAY_BYTES):
         told = f"is an array ({kind.__name__}) of {value.nbytes} bytes"
         return f"{told}, whose changes nobody counts"
+    if isinstance(value, CACHED) and not is_installed(value.__module__):
+        if any(map(contents_of, _cells_of(value.__wrapped__))):
+            return "caches what may change"
     if isinstance(value, UNCOUNTED):
         return f"is of type {kind.__name__}, whose changes nobody counts"
     return None
@@ -246,19 +258,41 @@ def children_of(value: Any) -> Iterable[Any]:
         return value.func, value.args, value.keywords
     if isinstance(value, MethodType | weakref.ref):
         return (value.__self__,) if isinstance(value, MethodType) else (value(),)
+    if isinstance(value, FunctionType | type) and is_installed(value.__module__):
+        return ()
     if isinstance(value, FunctionType):
-        if is_installed(value.__module__):
-            return ()
         inner = value.__defaults__ or (), value.__kwdefaults__ or {}
-        return (*inner[0], *inner[1].values(), *value.__dict__.values())
-    if isinstance(value, type):
-        return () if is_installed(value.__module__) else list(vars(value).values())
+        cells = _cells_of(value)
+        return (*inner[0], *inner[1].values(), *cells, *value.__dict__.values())
+    if isinstance(value, CACHED | type):
+        wrapped = getattr(value, "__wrapped__", None)
+        return (wrapped, *vars(value).values())
     if isinstance(value, nn.Module):
         return *_parts(value), *_attributes(value)
     if isinstance(value, Tensor) or not _is_users(value):
         is_marked = type(value) is Tensor and bool(value.__dict__)
         return _own(value) if is_marked else ()
     return (*getattr(value, "__dict__", {}).values(), *_slots(value), type(value))
+
+
+def content_of(cell: Any) -> Any:
+    """The value of an enclosing variable; `GONE`: it has none."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return GONE
+
+
+def _cells_of(function: Any) -> list[Any]:
+    return [content_of(cell) for cell in getattr(function, "__closure__", None) or ()]
+
+
+def _behind(proxy: Any) -> tuple[Any, ...]:
+    """What a weak proxy leads to, unless it is gone: whose method it gives out."""
+    try:
+        return (proxy.__sizeof__.__self__,)
+    except ReferenceError:
+        return ()
 
 
 def contents_of(value: Any) -> Any:
@@ -274,8 +308,10 @@ def contents_of(value: Any) -> Any:
         return None if len(value) > MAX_ITEMS else set(value)
     if isinstance(value, FunctionType):
         own = value.__dict__
-        inner = value.__defaults__, value.__kwdefaults__, *own, *own.values()
-        return [*inner] if any(inner) and not is_installed(value.__module__) else None
+        defaults, cells = (value.__defaults__, value.__kwdefaults__), _cells_of(value)
+        inner = [*defaults, *cells, *own, *own.values()]
+        is_told = cells or own or any(defaults)
+        return inner if is_told and not is_installed(value.__module__) else None
     if isinstance(value, type):
         inside = vars(value)
         return None if is_installed(value.__module__) else [*inside, *inside.values()]
@@ -296,9 +332,7 @@ def put_contents(value: Any, contents: Any, undo: Undo) -> None:
     elif isinstance(value, list | deque | set):
         put_items(value, contents, undo)
     elif isinstance(value, FunctionType):
-        put_attribute(value, "__defaults__", contents[0], value.__defaults__, undo)
-        put_attribute(value, "__kwdefaults__", contents[1], value.__kwdefaults__, undo)
-        put_back(value.__dict__, _paired(contents[2:]), undo)
+        _put_function(value, contents, undo)
     elif isinstance(value, type):
         put_class(value, _paired(contents), undo)
     elif isinstance(value, nn.Module):
@@ -313,6 +347,17 @@ def put_contents(value: Any, contents: Any, undo: Undo) -> None:
             now = getattr(value, name, GONE)
             if now is not old:
                 put_attribute(value, name, old, now, undo)
+
+
+def _put_function(value: FunctionType, contents: list[Any], undo: Undo) -> None:
+    put_attribute(value, "__defaults__", contents[0], value.__defaults__, undo)
+    put_attribute(value, "__kwdefaults__", contents[1], value.__kwdefaults__, undo)
+    cells = value.__closure__ or ()
+    for cell, old in zip(cells, contents[2:], strict=False):
+        now = content_of(cell)
+        if now is not old:
+            put_attribute(cell, "cell_contents", old, now, undo)
+    put_back(value.__dict__, _paired(contents[2 + len(cells) :]), undo)
 
 
 def _paired(contents: list[Any]) -> dict[Any, Any]:

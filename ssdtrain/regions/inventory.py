@@ -204,9 +204,11 @@ class Inventory:
             self._cells.append(cell)
 
     def function(self, value: FunctionType) -> None:
-        """Its attributes, and the defaults of its arguments."""
+        """Its attributes, the defaults of its arguments, and enclosing variables."""
         if id(value) not in self._seen:
             self._functions.append(value)
+            for cell in value.__closure__ or ():
+                self.cell(cell)
         self.owner(value)
 
     def computed(self, value: Any, contents: Callable[[Any], Any]) -> None:
@@ -294,6 +296,11 @@ class Inventory:
                 # Bytes of an array are others in each look.
                 (numbers if type(each) is bytes else objects).append(each)
         return Fingerprint((numbers, objects))
+
+
+def has_plain_attributes(value: Any) -> bool:
+    """Whether they are in a dictionary that its class gives out as it is."""
+    return _own_of(value) is not None
 
 
 def _own_of(value: Any) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
-from functools import lru_cache, partial
+from functools import partial
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -17,7 +17,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ssdtrain.regions.deep import PLAIN, is_installed, is_standard
+from ssdtrain.regions.deep import (
+    CACHED,
+    PLAIN,
+    content_of,
+    is_installed,
+    is_standard,
+)
 from ssdtrain.regions.inventory import (
     MAX_ITEMS,
     Inventory,
@@ -38,7 +44,6 @@ FIXED = frozenset(
     (FunctionType, BuiltinFunctionType, MethodType, type, *PLAIN, *weakref.ProxyTypes)
 )
 FUNCTIONS = FunctionType | BuiltinFunctionType
-CACHED = type(lru_cache(len))
 FIXED_KINDS = (
     *(type, nn.Module, ModuleType, property, staticmethod, classmethod),
     threading.local,
@@ -200,7 +205,7 @@ class Reads:
                     self._named |= NAMED & {value.__name__}
         cells = function.__closure__ or ()
         for cell, name in zip(cells, function.__code__.co_freevars, strict=True):
-            value = _content(cell)
+            value = content_of(cell)
             self.may_draw |= _draws(value)
             found += functions_of(name, value)
             self._cells.append((cell, name))
@@ -222,7 +227,7 @@ class Reads:
             return sys.modules.get(name, GONE)
         if root in function.__code__.co_freevars:
             at = function.__code__.co_freevars.index(root)
-            return _content((function.__closure__ or ())[at])
+            return content_of((function.__closure__ or ())[at])
         return function.__globals__.get(root, GONE)
 
     def _follow(self, value: Any, names: list[str]) -> Iterator[Callee]:
@@ -266,7 +271,7 @@ class Reads:
         """As they are now."""
         found = [_seen(space.get(name, GONE)) for space, name in self._globals.values()]
         found += [_seen(_of_class(*each)) for each in self._attributes.values()]
-        found += [_seen(_content(cell)) for cell, _ in self._cells]
+        found += [_seen(content_of(cell)) for cell, _ in self._cells]
         for kind in self._classes:
             found.append({name: _seen(value) for name, value in vars(kind).items()})
         return found
@@ -278,7 +283,7 @@ class Reads:
         for kind, name in self._attributes.values():
             yield f"{name} of the class {kind.__name__}", _of_class(kind, name)
         for cell, name in self._cells:
-            yield f"{name} of a function around it", _content(cell)
+            yield f"{name} of a function around it", content_of(cell)
         if self._reads_environment:
             # Not `os.environ`: nobody looks into objects of the standard library.
             yield "the environment", (os.environ._data,)  # type: ignore[attr-defined]
@@ -298,7 +303,7 @@ class Reads:
             _tell_of(_of_class(kind, name), inventory)
         for cell, _ in self._cells:
             inventory.cell(cell)
-            _tell_of(_content(cell), inventory)
+            _tell_of(content_of(cell), inventory)
         for kind in self._classes:
             inventory.class_of(kind)
             for value in vars(kind).values():
@@ -322,7 +327,7 @@ class Reads:
             if value is not now:
                 put_attribute(kind, name, value, now, undo, type)
         for cell, _ in self._cells:
-            value, now = _put_inside(next(waiting), undo), _content(cell)
+            value, now = _put_inside(next(waiting), undo), content_of(cell)
             if value is not now:
                 put_attribute(cell, "cell_contents", value, now, undo)
         for kind, own in zip(self._classes, waiting, strict=True):
@@ -403,13 +408,6 @@ def _of_class(kind: type, name: str) -> Any:
     return vars(kind).get(name, GONE)
 
 
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return GONE
-
-
 def _is_fixed(value: Any) -> bool:
     return type(value) in FIXED or isinstance(value, FIXED_KINDS)
 
@@ -471,7 +469,7 @@ def _is_alike(old: Any, new: Any) -> bool:
         same = old.value is new.value and old.written == new.written
         return same and _is_alike(old.contents, new.contents)
     if isinstance(old, dict):
-        same = old.keys() == new.keys()
+        same = list(old) == list(new)
         return same and all(_is_alike(old[name], new[name]) for name in old)
     if isinstance(old, list):
         return len(old) == len(new) and all(map(_is_alike, old, new))

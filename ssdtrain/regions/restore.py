@@ -1,5 +1,10 @@
-"""Puts containers, objects and classes back into a state that was seen."""
+"""Puts containers, objects and classes back into a state that was seen.
 
+By the methods of Python's own kinds: what a container's class makes of them is no way
+to set one (`Counter.update` adds).
+"""
+
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -12,25 +17,31 @@ GONE: Any = object()
 def put_back(container: dict[str, Any], before: dict[str, Any], undo: Undo) -> bool:
     """Let a dictionary hold the same objects as before, in the same order; whether it
     held others, or in another order."""
-    if list(container) != list(before):
-        now = dict(container)
+    now = {name: dict.__getitem__(container, name) for name in container}
+    if list(now) != list(before):
         undo.append(lambda: _fill(container, now))
         _fill(container, before)
         return True
-    changed = {
-        name: container[name]
-        for name, value in before.items()
-        if container[name] is not value
-    }
+    changed = {name: now[name] for name, old in before.items() if now[name] is not old}
     if changed:
-        undo.append(lambda: container.update(changed))
-        container.update({name: before[name] for name in changed})
+        undo.append(lambda: _set(container, changed))
+        _set(container, {name: before[name] for name in changed})
     return bool(changed)
 
 
 def _fill(container: dict[str, Any], items: dict[str, Any]) -> None:
-    container.clear()
-    container.update(items)
+    _own_kind(container).clear(container)
+    _set(container, items)
+
+
+def _set(container: dict[str, Any], items: dict[str, Any]) -> None:
+    put = _own_kind(container).__setitem__
+    for name, value in items.items():
+        put(container, name, value)
+
+
+def _own_kind(container: dict[str, Any]) -> type[dict[str, Any]]:
+    return OrderedDict if isinstance(container, OrderedDict) else dict
 
 
 def put_item(container: dict[str, Any], name: str, value: Any, undo: Undo) -> None:
@@ -57,16 +68,16 @@ def put_items(value: Any, held: Any, undo: Undo) -> None:
         same = same and all(a is b for a, b in zip(value, held, strict=True))
     if same:
         return
-    add = value.update if isinstance(value, set) else value.extend
+    kind = next(each for each in (set, deque, list) if isinstance(value, each))
+    add: Any = set.update if kind is set else kind.extend
     now = list(value)
 
-    def undone() -> None:
-        value.clear()
-        add(now)
+    def fill(items: Any) -> None:
+        kind.clear(value)
+        add(value, items)
 
-    undo.append(undone)
-    value.clear()
-    add(held)
+    undo.append(lambda: fill(now))
+    fill(held)
 
 
 def put_class(kind: type, before: dict[str, Any], undo: Undo) -> None:
