@@ -42,7 +42,12 @@ from ssdtrain.cache.table import RegionPart
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import InPlaceError, RegionError
 from ssdtrain.plan.placement import Placement
-from ssdtrain.rebuild.modes import may_meddle, without_modes
+from ssdtrain.rebuild.modes import (
+    is_batched,
+    may_meddle,
+    unbatched,
+    without_modes,
+)
 from ssdtrain.regions.arguments import Arguments
 from ssdtrain.regions.attention import RerunAttention
 from ssdtrain.regions.before import Before, Seen
@@ -396,8 +401,11 @@ class RegionCall:
         with self._cache.lock:
             self._cache.enter_backward(self.lane)
             self._check()
+            collected = self._collected
+            if is_batched():
+                collected = unbatched()(collected)
             # Its inputs' uses are no marks.
-            found = self._cache.cursor.inside_use(self._collected)
+            found = self._cache.cursor.inside_use(collected)
             self._hand_out(found)
             self._forget_later()
 

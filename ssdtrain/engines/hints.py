@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 
 import torch
+from torch.autograd import graph
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.record import Lane
@@ -34,10 +35,13 @@ is waited for; without a reader, reports would hold events without end."""
 
 def is_transformed() -> bool:
     """Whether a transform of torch.func or a tracer runs what follows: its tensors have
-    no bytes, and most allow no saved-tensor hooks."""
+    no bytes, and most allow no saved-tensor hooks; or tensors may be changed in place
+    after they were saved (`allow_mutation_on_saved_tensors`)."""
     # torch has no public names for these (2.11 to 2.13).
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or graph._allow_mutation_on_saved_tensors_enabled
         or torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
         is not None
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None

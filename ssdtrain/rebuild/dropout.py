@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ssdtrain.rebuild.expression import Expression, GeneratorState, Layout
 from ssdtrain.rebuild.graph import notes_of
+from ssdtrain.rebuild.modes import unbatched
 from ssdtrain.rebuild.recipes import HALF
 
 MASK = "dropout mask"
@@ -170,5 +171,6 @@ def draw_noise(
         layout.shape, layout.stride, dtype=layout.dtype, device=device
     )
     # empty_like, as the operator does: it makes a sliced input's noise dense.
-    noise = torch.empty_like(like).bernoulli_(1 - rate, generator=generator)
+    with unbatched():
+        noise = torch.empty_like(like).bernoulli_(1 - rate, generator=generator)
     return noise.div_(1 - rate)

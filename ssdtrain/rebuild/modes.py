@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import overrides
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _python_dispatch
 from torch.utils._device import DeviceContext
 
@@ -104,6 +105,29 @@ def without_modes() -> AbstractContextManager[None]:
     if dispatching() or overriding() or inferring():
         return _aside()
     return AS_IT_IS
+
+
+def is_batched() -> bool:
+    """Whether gradients are taken under vmap (`is_grads_batched`)."""
+    # Torch does not tell the older one's level otherwise.
+    torch._C._vmapmode_increment_nesting()
+    older: int = torch._C._vmapmode_decrement_nesting()
+    return older > 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@contextmanager
+def unbatched() -> Iterator[None]:
+    """Around what is made again in backward: vmap does not see it. What forward made is
+    not batched, and vmap refuses draws and `requires_grad_`."""
+    older = torch._C._vmapmode_increment_nesting() - 1
+    for _ in range(older + 1):
+        torch._C._vmapmode_decrement_nesting()
+    try:
+        with temporarily_clear_interpreter_stack():
+            yield
+    finally:
+        for _ in range(older):
+            torch._C._vmapmode_increment_nesting()
 
 
 @contextmanager

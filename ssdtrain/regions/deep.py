@@ -210,7 +210,7 @@ def _goes_on(value: Any) -> str | None:
     kind = type(owner)
     if str(kind.__module__).startswith("numpy.random") and not _is_numpys_own(owner):
         return "is a random state of its own"
-    if isinstance(value, Iterator):
+    if isinstance(owner, Iterator):
         return "is an iterator"
     if isinstance(value, ContextVar):
         return "may be another in the thread of a backward"
@@ -269,7 +269,7 @@ def children_of(value: Any) -> Iterable[Any]:
         return (wrapped, *vars(value).values())
     if isinstance(value, nn.Module):
         return *_parts(value), *_attributes(value)
-    if isinstance(value, Tensor) or not _is_users(value):
+    if isinstance(value, Tensor) or not is_users(value):
         is_marked = type(value) is Tensor and bool(value.__dict__)
         return _own(value) if is_marked else ()
     return (*getattr(value, "__dict__", {}).values(), *_slots(value), type(value))
@@ -319,7 +319,7 @@ def contents_of(value: Any) -> Any:
         return [*vars(value), *vars(value).values()]
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return [value.tobytes()] if value.nbytes <= MAX_ARRAY_BYTES else None
-    if not _is_users(value):
+    if not is_users(value):
         return None
     own = getattr(value, "__dict__", {})
     return [*own, *own.values(), *_slots(value)]
@@ -396,15 +396,22 @@ def _own(container: Any) -> tuple[Any, ...]:
     return () if own is None else (own,)
 
 
-def _is_users(value: Any) -> bool:
+def is_users(value: Any) -> bool:
+    """Whether an object is the program's, or holds what a program puts there."""
     kind = type(value)
     if kind is SimpleNamespace or isinstance(value, threading.local):
         return True
     return kind.__module__ in CONTAINERS or not is_standard(kind.__module__)
 
 
+def slots_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """The values in slots, by name."""
+    for name in _slot_names(value):
+        yield name, getattr(value, name, GONE)
+
+
 def _slots(value: Any) -> list[Any]:
-    return [getattr(value, name, GONE) for name in _slot_names(value)]
+    return [each for _, each in slots_of(value)]
 
 
 def _slot_names(value: Any) -> list[str]:

@@ -23,6 +23,8 @@ from ssdtrain.regions.deep import (
     content_of,
     is_installed,
     is_standard,
+    is_users,
+    slots_of,
 )
 from ssdtrain.regions.inventory import (
     MAX_ITEMS,
@@ -350,7 +352,7 @@ class Reads:
 def functions_of(name: str, value: Any, depth: int = 3) -> Iterator[Callee]:
     """The functions of Python that may run where a name of this value is used: itself,
     those in a container, and the methods of a class of the program's own, also where
-    the value is an object of it."""
+    the value is an object of it; and what such an object holds."""
     if isinstance(value, FunctionType):
         yield Callee(name, value)
     elif not depth:
@@ -358,6 +360,8 @@ def functions_of(name: str, value: Any, depth: int = 3) -> Iterator[Callee]:
     elif not isinstance(value, type):
         for each in _leading_from(value):
             yield from functions_of(name, each, depth - 1)
+        for inner, each in _held_by(value):
+            yield from functions_of(inner, each, depth - 1)
     elif not is_installed(value.__module__):
         yield from functions_of_class(value)
 
@@ -376,6 +380,13 @@ def _leading_from(value: Any) -> Iterable[Any]:
         items = value.values() if isinstance(value, dict) else value
         return list(items) if len(value) <= MAX_FUNCTIONS else ()
     return () if isinstance(value, PLAIN) else type(value).__mro__
+
+
+def _held_by(value: Any) -> Iterable[tuple[str, Any]]:
+    """Attributes of an object that is none of torch's or the standard library's."""
+    if isinstance(value, (*PLAIN, nn.Module)) or not is_users(value):
+        return ()
+    return [*getattr(value, "__dict__", {}).items(), *slots_of(value)]
 
 
 def functions_of_class(kind: type) -> Iterator[Callee]:

@@ -151,6 +151,19 @@ def batched(model: nn.Module, loss: Loss, x: Tensor) -> Tensor:
     return torch.autograd.grad(y, x, rows, is_grads_batched=True)[0]
 
 
+def batched_by_func(model: nn.Module, loss: Loss, x: Tensor) -> Tensor:
+    """The same as torch's documentation of vmap has it."""
+    x = x.clone().requires_grad_()
+    y = model(x).sum(0)
+    by = functools.partial(torch.autograd.grad, y, x)
+    return vmap(lambda row: by(row, retain_graph=True)[0])(torch.eye(len(y)))
+
+
+def traced(model: nn.Module, loss: Loss, x: Tensor) -> Tensor:
+    found: Tensor = torch.jit.trace(model, (x,))(x)
+    return found
+
+
 def per_sample(model: nn.Module, loss: Loss, x: Tensor) -> list[Tensor]:
     def of_one(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
         return functional_call(model, parameters, (row[None],)).square().sum()
@@ -180,6 +193,8 @@ TOOLS: dict[str, Tool] = {
     "hessian": hessian_of_torch,
     "jacobian": jacobian_of_torch,
     "is_grads_batched": batched,
+    "func.vmap of gradients": batched_by_func,
+    "jit.trace": traced,
     "func.grad": penalty,
     "func.vmap": lambda m, f, x: vmap(lambda row: m(row[None])[0])(x),
     "func.vmap grad": per_sample,
@@ -276,7 +291,7 @@ def test_second_derivatives(settings: dict[str, Any]) -> None:
 
 
 # torch's own decompositions and tracer.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script", "ignore:Attempted to insert")
+@pytest.mark.filterwarnings("ignore:.torch.jit", "ignore:Attempted to insert")
 @pytest.mark.parametrize(
     ("tool", "settings"),
     [
@@ -289,6 +304,52 @@ def test_second_derivatives(settings: dict[str, Any]) -> None:
 )
 def test_functional_tools(tool: str, settings: dict[str, Any]) -> None:
     check(smooth, STEPS[tool], settings)
+
+
+@pytest.mark.parametrize("settings", PLANS, ids=NAMES)
+@pytest.mark.parametrize("tool", ["is_grads_batched", "func.vmap of gradients"])
+def test_several_backwards_at_once_through_dropout(
+    tool: str, settings: dict[str, Any]
+) -> None:
+    check(blocks, STEPS[tool], settings)
+
+
+class Changing(nn.Module):
+    """Changes what autograd has saved."""
+
+    is_allowed = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, WIDTH) to the same."""
+        x = torch.sigmoid(self.up(x))
+        y = self.down(x)
+        if self.is_allowed:
+            x.add_(1)
+        return x + y
+
+
+def changing() -> nn.Module:
+    return nn.Sequential(Changing(), Changing())
+
+
+def mutating(model: nn.Module, x: Tensor) -> Tensor:
+    """Where torch clones what is changed after it was saved, and where it does not."""
+    for layer in model.children():
+        layer.is_allowed = True
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        backward(model, x)
+    for layer in model.children():
+        layer.is_allowed = False
+    return backward(model, x)
+
+
+@pytest.mark.parametrize("settings", PLANS, ids=NAMES)
+def test_saved_tensors_that_may_be_changed(settings: dict[str, Any]) -> None:
+    check(changing, mutating, settings)
 
 
 @pytest.mark.parametrize("settings", PLANS, ids=NAMES)

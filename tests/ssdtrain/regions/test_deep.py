@@ -385,6 +385,11 @@ CHANGED: dict[str, Case] = {
     ),
 }
 GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str]] = {
+    "method of an iterator": (
+        lambda: itertools.count(1).__next__,
+        lambda s, x: x * s.thing(),
+        "is an iterator",
+    ),
     "counter": (
         lambda: itertools.count(1),
         lambda s, x: x * (1 + 0.1 * next(s.thing)),
@@ -478,6 +483,10 @@ _BY_OTHERS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor]]]
     ),
     "function in a list": (lambda: [by_others], lambda s, x: s.thing[0](x)),
     "function in a global": (nothing, lambda s, x: FUNCTIONS["by"](x)),
+    "function in an object": (
+        lambda: SimpleNamespace(by=by_others),
+        lambda s, x: s.thing.by(x),
+    ),
     "object": (Doer, lambda s, x: s.thing(x)),
     "bound method": (lambda: Doer().__call__, lambda s, x: s.thing(x)),
     "property": (Doer, lambda s, x: x * s.thing.scale),

@@ -3,7 +3,8 @@
 import copy
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -151,6 +152,39 @@ class OfObject(Block):
         return super().forward(x) * (1 + 0.1 * (TOTAL.count % 3))
 
 
+def counting() -> Callable[[], int]:
+    num_calls = 0
+
+    def counted() -> int:
+        nonlocal num_calls
+        num_calls += 1
+        return num_calls
+
+    return counted
+
+
+class OfHeldFunction(Block):
+    """A function that an attribute's object holds changes a variable around it."""
+
+    def effects(self) -> None:
+        self.held: Any = SimpleNamespace(counted=counting())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + 0.1 * self.held.counted())
+
+
+class Slot:
+    __slots__ = ("counted",)
+
+    def __init__(self) -> None:
+        self.counted = counting()
+
+
+class OfFunctionInSlot(OfHeldFunction):
+    def effects(self) -> None:
+        self.held = Slot()
+
+
 class Generator(Block):
     def effects(self) -> None:
         self.own = torch.Generator().manual_seed(3)
@@ -211,6 +245,8 @@ EFFECTS = [
     Numpy,
     OfClass,
     OfObject,
+    OfHeldFunction,
+    OfFunctionInSlot,
     Generator,
     WritesToInput,
     WritesToWeight,
