@@ -11,8 +11,7 @@ from collections.abc import Generator
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.cursor import Unobserved
-from ssdtrain.observe.heldregions import HOLD_MS, HeldRegions
-from ssdtrain.observe.heldtimes import HeldTimes, held_times
+from ssdtrain.observe.heldregions import HOLD_MS, HeldRegions, HeldTimes
 from ssdtrain.observe.plainsteps import Steps
 from ssdtrain.rebuild.clock import Clock
 from ssdtrain.transfer.device import Device
@@ -27,11 +26,11 @@ def held_steps(cache: TensorCache) -> Generator[None, None, HeldTimes]:
     clock, device = cache.ledger.clock, cache.device
     looking = HeldRegions(clock, device)
     yield from _looked_at(cache, looking)
-    holds_ms = {look: ms for each in looking.holds_ms() for look, ms in each.items()}
+    holds_ms = looking.holds_ms()
     empty_ms = _empty_ms(clock, device)
     held = HeldRegions(clock, device, holds_ms)
     yield from _looked_at(cache, held)
-    return held_times([held.told(empty_ms)], empty_ms)
+    return held.told(empty_ms)
 
 
 def _looked_at(cache: TensorCache, regions: HeldRegions) -> Steps:

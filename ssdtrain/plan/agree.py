@@ -12,7 +12,6 @@ holds more micro-batches and has other gaps in its time.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from ssdtrain.curves import Curve, Links
 from ssdtrain.plan.profile import (
@@ -28,8 +27,23 @@ PROBE_BYTES = 64 * 1024 * 1024
 """At this size two curves are compared."""
 
 
-class Peers(Protocol):
-    """The ranks that must follow one plan."""
+class Peers:
+    """The ranks that must follow one plan. Of this class: this rank alone."""
+
+    @property
+    def agree(self) -> bool:
+        """Whether plans are made from what all of them observed."""
+        return True
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank searches for plans; else it takes what is offered."""
+        return True
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other rank."""
+        return True
 
     def agreed(
         self, own: Profile | None, step: int, *, is_last: bool
@@ -41,30 +55,22 @@ class Peers(Protocol):
             own: None: this rank has none.
             is_last: none of them observes again: each goes on with its own.
         """
-
-    @property
-    def agree(self) -> bool:
-        """Whether plans are made from what all of them observed."""
+        return own
 
     def all_agree(self, own: bool, topic: str, step: int) -> bool:
         """Return whether all ranks say yes."""
+        return own
 
     def longest(self, own: Sequence[float], topic: str, step: int) -> tuple[float, ...]:
         """Return the element-wise maximum of all ranks' times."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this rank searches for plans; else it takes what is offered."""
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is no other rank."""
+        return tuple(own)
 
     def offer(self, answer: str) -> None:
         """Offer what was found, an `Answer` in parts: the others are to take it."""
 
     def offered(self) -> str | None:
         """Return the next answer that the leading rank has offered, if any."""
+        return None
 
     def adopts(self, is_ready: bool, step: int) -> bool:
         """Return whether this step is the first one under the plan taken last. Asked in
@@ -72,6 +78,7 @@ class Peers(Protocol):
 
         is_ready: this rank has all that the plan needs.
         """
+        return is_ready
 
     def exceeded(self, own_bytes: int, step: int) -> int:
         """Return by how many bytes more than this plan the next one stays below the
@@ -79,47 +86,10 @@ class Peers(Protocol):
 
         own_bytes: by which this rank's step went beyond the limit.
         """
-
-    def observes(self, wanted: bool, step: int) -> bool:
-        """Return whether to observe this step. wanted: this rank does."""
-
-
-class Alone:
-    """The peers of a rank that plans alone."""
-
-    agree = leads = is_alone = True
-
-    def agreed(
-        self, own: Profile | None, step: int, *, is_last: bool
-    ) -> Profile | None:
-        """Return this rank's own."""
-        return own
-
-    def all_agree(self, own: bool, topic: str, step: int) -> bool:
-        """Return this rank's own."""
-        return own
-
-    def longest(self, own: Sequence[float], topic: str, step: int) -> tuple[float, ...]:
-        """Return this rank's own."""
-        return tuple(own)
-
-    def offer(self, answer: str) -> None:
-        """Do nothing: there is no other rank."""
-
-    def offered(self) -> str | None:
-        """Return None: there is no other rank."""
-        return None
-
-    def adopts(self, is_ready: bool, step: int) -> bool:
-        """Return whether this rank is ready."""
-        return is_ready
-
-    def exceeded(self, own_bytes: int, step: int) -> int:
-        """Return this rank's own."""
         return own_bytes
 
     def observes(self, wanted: bool, step: int) -> bool:
-        """Return whether this rank wants to."""
+        """Return whether to observe this step. wanted: this rank does."""
         return wanted
 
 

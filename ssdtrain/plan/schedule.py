@@ -20,7 +20,7 @@ wait: what is late anyway goes by itself.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -118,25 +118,18 @@ def _orders(
             load_at = min(load_at, moments[place][1])
         moments[place] = max(after, 0), load_at, found.batch.get(item, 0)
     orders: dict[str, tuple[Order, ...]] = {}
-    for kind, items in timeline.profile.kinds.items():
+    for kind in timeline.profile.kinds:
         own = [
             timeline.resting_order(kind, number, placement)
             for number, placement in enumerate(placements[kind])
         ]
         for (of, number), (after, load_at, batch) in moments.items():
             if of == kind:
-                leaves = items[number]
-                own[number] = Order(
-                    name=leaves.name,
-                    num_bytes=leaves.num_bytes,
-                    placement=placements[kind][number],
+                own[number] = replace(
+                    own[number],
                     release_after=after,
                     load_at=load_at,
                     load_batch=batch,
-                    owner=leaves.owner,
-                    region=leaves.region,
-                    serves=leaves.serves,
-                    floats=leaves.floats,
                 )
         orders[kind] = tuple(own)
     return orders
