@@ -27,21 +27,33 @@ observed step had there (`captured` in plan/replays.py).
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import (
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from ssdtrain.cache.bypass import device_ms
-from ssdtrain.cache.cursor import Observer
+from ssdtrain.cache.cache import TensorCache
+from ssdtrain.cache.cursor import Observer, Unobserved
 from ssdtrain.cache.record import LaneCursor
 from ssdtrain.cache.regioncall import REGION
 from ssdtrain.observe.observer import prices
+from ssdtrain.observe.plainsteps import Steps
 from ssdtrain.plan.calibrate import RegionTime, rebuild_key
 from ssdtrain.rebuild.clock import Clock, RebuildTime
 from ssdtrain.transfer.device import Device
 
 HOLD_MS, HOLD_FACTOR = 0.1, 1.5
 """For how long the device is held: at least, and over the host's time."""
+NUM_EMPTY = 5
+"""Times that nothing is timed; the least counts."""
 
 
 class HeldTimes(NamedTuple):
@@ -51,6 +63,39 @@ class HeldTimes(NamedTuple):
     held_regions: Mapping[str, tuple[RegionTime, ...]]
     held_head_ms: float
     """0.0: not known."""
+
+
+def held_steps(cache: TensorCache) -> Generator[None, None, HeldTimes]:
+    """Run one step that is looked at, and one that is held; all regions run again in
+    both. Each `yield` is one step of training."""
+    clock, device = cache.ledger.clock, cache.device
+    looking = HeldRegions(clock, device)
+    yield from _looked_at(cache, looking)
+    holds_ms = looking.holds_ms()
+    empty_ms = _empty_ms(clock, device)
+    held = HeldRegions(clock, device, holds_ms)
+    yield from _looked_at(cache, held)
+    return held.told(empty_ms)
+
+
+def _looked_at(cache: TensorCache, regions: "HeldRegions") -> Steps:
+    cache.cursor.observer = regions
+    regions.start()
+    try:
+        yield
+    finally:
+        regions.stop()
+        cache.cursor.observer = Unobserved()
+
+
+def _empty_ms(clock: Clock, device: Device) -> float:
+    """Return what a clock finds between two moments that nothing is between."""
+    found = []
+    for _ in range(NUM_EMPTY):
+        device.hold(HOLD_MS)
+        start = clock.now()
+        found.append(clock.ms_between(start, clock.now()))
+    return min(found)
 
 
 class HeldRegions(Observer):
