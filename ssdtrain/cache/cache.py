@@ -205,11 +205,14 @@ class TensorCache:
         empties and fills again by itself."""
         self._resident.add(stamp_of(tensor))
 
-    def pack(self, tensor: Tensor) -> Handle:
-        """Take over a tensor that autograd saves. Called by autograd."""
+    def pack(self, tensor: Tensor, *, stays: bool = False) -> Handle:
+        """Take over a tensor that autograd saves. Called by autograd.
+
+        stays: it stays where it is; see scope.py.
+        """
         if may_meddle():
             with without_modes():
-                return self.pack(tensor)
+                return self.pack(tensor, stays=stays)
         if self.owner.is_elsewhere:
             return forked.handle_in_child(tensor)
         with self.lock:
@@ -220,7 +223,12 @@ class TensorCache:
             if self.regions.updates(tensor):
                 return self._keep(tensor)
             call = self.regions.current
-            if call is not None and not call.by_index and self._has_place:
+            if call is not None and not self._has_place:
+                call = None
+            if stays:  # a re-run counts it all the same
+                handle = self._keep(tensor)
+                return handle if call is None else call.stored(tensor, handle)
+            if call is not None and not call.by_index:
                 return self._pack_in_region(tensor, call)
             if not is_plain(tensor) or tensor.device != self.device.torch_device:
                 return self._pack_wrapper(tensor)
@@ -228,21 +236,7 @@ class TensorCache:
 
     def pack_staying(self, tensor: Tensor) -> Handle:
         """Take over a tensor that stays where it is. See scope.py."""
-        if may_meddle():
-            with without_modes():
-                return self.pack_staying(tensor)
-        if self.owner.is_elsewhere:
-            return forked.handle_in_child(tensor)
-        with self.lock:
-            parameter = parameter_of(tensor)
-            if parameter is not None:
-                return self._pack_parameter(tensor, parameter)
-            if self.regions.updates(tensor):
-                return self._keep(tensor)
-            handle, call = self._keep(tensor), self.regions.current
-            if call is not None and self._has_place:  # a re-run counts it: scope.py
-                return call.stored(tensor, handle)
-            return handle
+        return self.pack(tensor, stays=True)
 
     def unpack(self, handle: Handle) -> Tensor:
         """Bring a saved tensor back. Called by autograd.

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ssdtrain.cache.identity import check_late_writer, check_version
+from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import Handle, Holding, Lane
-from ssdtrain.cache.state import STAYED, Bytes, RecordState, SavedBytes
+from ssdtrain.cache.state import STAYED, RecordState, SavedBytes
 from ssdtrain.rebuild.expression import Layout
 from ssdtrain.transfer.copies import PinnedCopy
 
@@ -40,7 +41,7 @@ class MovedTensor(SavedBytes):
         tensor: Tensor,
         name: str,
         lane: Lane,
-        ledger: Bytes,
+        ledger: Ledger,
         copy: PinnedCopy | None,
     ) -> None:
         """copy: where it will go; None: it stays."""

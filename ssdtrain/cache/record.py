@@ -32,7 +32,8 @@ from ssdtrain.cache.identity import (
     check_version,
     is_plain,
 )
-from ssdtrain.cache.state import Booked, Bytes, RecordState, SavedBytes
+from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.state import Booked, RecordState, SavedBytes
 from ssdtrain.errors import RegionError
 from ssdtrain.gathered import is_gathered
 from ssdtrain.plan.placement import Placement
@@ -297,7 +298,7 @@ class Record(SavedBytes):
     lane: Lane
 
     def __init__(
-        self, key: Key, lane: Lane, name: str, retired: Retired, ledger: Bytes
+        self, key: Key, lane: Lane, name: str, retired: Retired, ledger: Ledger
     ) -> None:
         self.key = key
         self.lane = lane

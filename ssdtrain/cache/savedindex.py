@@ -116,11 +116,16 @@ class SavedIndex(tuple[SavingCall, int]):
         call, index = self
         tensor = call.saved.at_hand(index)
         if tensor is None:
-            raise ForkedError(
-                f"{self.name} is made again by the process that forked this one; run "
-                "backward where forward ran, or fork before forward."
-            )
+            raise made_elsewhere(self.name)
         return tensor
+
+
+def made_elsewhere(name: str) -> ForkedError:
+    """The error of a forked child that asks for what a region makes again."""
+    return ForkedError(
+        f"{name} is made again by the process that forked this one; run backward where "
+        "forward ran, or fork before forward."
+    )
 
 
 class SealedIndex(Handle):
@@ -371,10 +376,10 @@ def looks_of(tensors: list[Tensor]) -> list[Any]:
 
 def look_of(tensor: Tensor) -> Any:
     """Shape, dtype and strides, as far as it has them."""
-    if tensor.is_nested:
-        return torch.Size(()), tensor.dtype, None
     if tensor.layout is not torch.strided:
         return tensor.shape, tensor.dtype, None
+    if tensor.is_nested:
+        return torch.Size(()), tensor.dtype, None
     return tensor.shape, tensor.dtype, tensor.stride()
 
 

@@ -43,10 +43,9 @@ from ssdtrain.cache.record import (
     RecordView,
     part_of,
 )
-from ssdtrain.cache.savedindex import FromRegion, SavingCall
+from ssdtrain.cache.savedindex import FromRegion, SavingCall, look_of, made_elsewhere
 from ssdtrain.cache.state import Known, RecordState
 from ssdtrain.cache.wrapped import as_made, bytes_of, counter_of
-from ssdtrain.errors import ForkedError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.rebuild.modes import without_modes
 from ssdtrain.rebuild.recipes import narrow
@@ -67,11 +66,7 @@ class Place(tuple[torch.Size, torch.dtype, tuple[int, ...] | None, Owner]):
 
 def place_of(tensor: Tensor, owner: Owner) -> Place:
     """The place of a tensor, which may be sparse, nested or a subclass."""
-    if tensor.layout is not torch.strided:
-        return Place((tensor.shape, tensor.dtype, None, owner))
-    if tensor.is_nested:  # it has no sizes
-        return Place((torch.Size(()), tensor.dtype, None, owner))
-    return Place((tensor.shape, tensor.dtype, tensor.stride(), owner))
+    return Place((*look_of(tensor), owner))
 
 
 class PlaceHandle(Handle):
@@ -120,10 +115,7 @@ class PlaceHandle(Handle):
             ForkedError: its region would have to run again.
         """
         if self.tensor is None:
-            raise ForkedError(
-                f"{self.name} is made again by the process that forked this one; run "
-                "backward where forward ran, or fork before forward."
-            )
+            raise made_elsewhere(self.name)
         return self.tensor
 
     def get(self) -> Tensor:
@@ -362,10 +354,7 @@ class SavedPlaces:
             placed(number, tensor)
         place = self._places[number]
         shape, dtype, stride, owned = place
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            made = place_of(tensor, None)[:3]
-        else:
-            made = tensor.shape, tensor.dtype, tensor.stride()
+        made = look_of(tensor)
         if made != (shape, dtype, stride):
             raise self.call.other(number, place[:3], made)
         owner = None if owned is None else owned()

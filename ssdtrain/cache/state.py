@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ssdtrain.cache.identity import Key
+from ssdtrain.cache.ledger import Ledger
 from ssdtrain.transfer.copies import Arrival
 from ssdtrain.transfer.device import Device
 from ssdtrain.transfer.transfers import Load
@@ -18,19 +19,6 @@ class Moving(Protocol):
     """A `Lane`, as far as its records change it."""
 
     has_moved: bool
-
-
-class Bytes(Protocol):
-    """Where records book their bytes (the ledger)."""
-
-    def live(self, change_bytes: int) -> None:
-        """Saved bytes came alive on the device (positive) or were dropped."""
-
-    def hold(self, num_bytes: int) -> None:
-        """Saved bytes that came alive are pinned by an autograd leaf."""
-
-    def hand_over(self, num_bytes: int) -> None:
-        """Autograd alone holds these bytes, till its running operator ends."""
 
 
 class RecordState(Enum):
@@ -124,7 +112,7 @@ class SavedBytes:
     """The bytes, while they are on the device."""
     holding: Booked
     lane: Moving
-    ledger: Bytes
+    ledger: Ledger
     name: str
     num_bytes: int
     num_handles: int

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from ssdtrain.cache.digest import Digests, chunks, elements, word_bytes
-from ssdtrain.cache.identity import is_plain
+from ssdtrain.cache.identity import View, is_plain, view_of
 from ssdtrain.cache.record import Handle, RebuiltView, RecordView, part_of
 from ssdtrain.cache.savedindex import FromRegion
 from ssdtrain.cache.wrapped import bytes_of
@@ -88,31 +88,11 @@ class Verifier:
         """
 
 
-class TensorLayout(NamedTuple):
-    """All of a tensor but its bytes."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    is_conj: bool
-    is_neg: bool
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "TensorLayout":
-        """Read from the host's side of the tensor."""
-        return cls(
-            tensor.dtype,
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
-
-
 class Seal(NamedTuple):
     """What was seen of a tensor when it was saved."""
 
-    look: TensorLayout
+    look: View
+    """All of it but its bytes."""
     module: str
     """Innermost module whose forward was running, "" outside any."""
     word_bytes: int
@@ -159,20 +139,28 @@ class Modules:
         return ""
 
 
-class Checksum:
-    """Compares digests."""
+class ByDigest:
+    """Takes digests for evidence."""
 
-    def __init__(self, device: torch.device, moment: Moment) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._digests = Digests(device)
-        self._moment = moment
         self._doubts: list[Doubt] = []
-        self._streams: set[torch.cuda.Stream] = set()
         self._armed: set[int] = set()
+        """Backwards at whose end comparisons are looked at."""
         self._lock = ForkedLock()
 
     def evidence(self, tensor: Tensor, word: int) -> Tensor:
         """The digest; nothing waits."""
         return self._digests.of(tensor, word)
+
+
+class Checksum(ByDigest):
+    """Compares digests."""
+
+    def __init__(self, device: torch.device, moment: Moment) -> None:
+        super().__init__(device)
+        self._moment = moment
+        self._streams: set[torch.cuda.Stream] = set()
 
     def compare(self, tensor: Tensor, seal: Seal, text: str) -> None:
         """Compare now or at the end of this backward.
@@ -225,19 +213,12 @@ class PendingComparison(NamedTuple):
     behind: torch.cuda.Event
 
 
-class LateChecksum:
+class LateChecksum(ByDigest):
     """Compares digests and never waits for the device. See [Note: self-check]."""
 
     def __init__(self, device: torch.device) -> None:
-        self._digests = Digests(device)
-        self._doubts: list[Doubt] = []
+        super().__init__(device)
         self._copied: list[PendingComparison] = []
-        self._armed: set[int] = set()
-        self._lock = ForkedLock()
-
-    def evidence(self, tensor: Tensor, word: int) -> Tensor:
-        """The digest."""
-        return self._digests.of(tensor, word)
 
     def compare(self, tensor: Tensor, seal: Seal, text: str) -> None:
         """Compare now on a CPU; else look at the result when the next backward ends.
@@ -245,13 +226,7 @@ class LateChecksum:
         Raises:
             ActivationChangedError: the digests differ, here or in the step before.
         """
-        self.compare_digests(tensor, seal.word_bytes, seal.evidence, text)
-
-    def compare_digests(
-        self, tensor: Tensor, word: int, evidence: Tensor, text: str
-    ) -> None:
-        """As `compare`, with a digest alone."""
-        differs = self._digests.of(tensor, word).ne(evidence)
+        differs = self._digests.of(tensor, seal.word_bytes).ne(seal.evidence)
         if not differs.is_cuda:
             raise_if([text], differs.reshape(1))
             return
@@ -416,14 +391,14 @@ class Verified(Verifier):
         with torch.no_grad():
             word = min(word_bytes(stored), word_bytes(computed))
             evidence = self._mode.evidence(stored, word)
-            look = TensorLayout.of(stored)
-            self._mode.compare(computed, Seal(look, "", word, evidence), text)
+            seal = Seal(view_of(stored, 0), "", word, evidence)
+            self._mode.compare(computed, seal, text)
 
     def _seal(self, tensor: Tensor) -> Seal:
         with torch.no_grad():
             word = word_bytes(tensor)
             evidence = self._mode.evidence(tensor, word)
-        return Seal(TensorLayout.of(tensor), self._modules.running(), word, evidence)
+        return Seal(view_of(tensor, 0), self._modules.running(), word, evidence)
 
     def _check(self, tensor: Tensor, handle: Handle, seal: Seal) -> None:
         if _is_unwritten(tensor):
@@ -432,8 +407,7 @@ class Verified(Verifier):
             self._counters.add(Count.TENSORS_VERIFIED)
             self._counters.add(Count.VERIFIED, tensor.nbytes)
         text = describe(handle, seal)
-        if TensorLayout.of(tensor) != seal.look:
-            back = TensorLayout.of(tensor)
+        if (back := view_of(tensor, 0)) != seal.look:
             raise ActivationChangedError(
                 f"{text}: saved as {seal.look}, came back as {back}. {ADVICE}"
             )

@@ -27,7 +27,7 @@ from ssdtrain.engines.peers import peers_of
 from ssdtrain.engines.plain import Plain, chunk_name
 from ssdtrain.engines.recognition import called_of, given
 from ssdtrain.errors import AttachError
-from ssdtrain.plan.agree import Alone, Peers
+from ssdtrain.plan.agree import Peers
 
 TESTED_VERSIONS = ("0.16.1", "0.19.2")
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
@@ -107,7 +107,7 @@ class Megatron(Plain):
         chunks are in one group of them."""
         state = import_module(STATE)
         if not (distributed.is_initialized() and state.model_parallel_is_initialized()):
-            return Alone()
+            return Peers()
         group = state.get_tensor_model_parallel_group()
         return peers_of(distributed.get_process_group_ranks(group), alone)
 

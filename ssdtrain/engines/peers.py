@@ -30,7 +30,7 @@ from typing import Any
 
 from torch import distributed
 
-from ssdtrain.plan.agree import Alone, Peers, slowest
+from ssdtrain.plan.agree import Peers, slowest
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
 
 WAIT_S = 20.0
@@ -63,7 +63,7 @@ class Decision(Enum):
     LEAVE_ROOM = "leave room"
 
 
-class StorePeers:
+class StorePeers(Peers):
     """Ranks that agree on one plan through a `torch.distributed.Store`."""
 
     is_alone = False
@@ -365,9 +365,9 @@ def peers_of(ranks: Sequence[int], alone: Callable[[], None]) -> Peers:
         alone: told of every plan that this rank made by itself.
     """
     if len(ranks) < 2 or not distributed.is_initialized():
-        return Alone()
+        return Peers()
     if distributed.get_rank() not in ranks:  # trained by others; here it only exists
-        return Alone()
+        return Peers()
     # What init_process_group met in; torch has no public name for it (2.11 to 2.13).
     store = distributed.distributed_c10d._get_default_store()
     return StorePeers(store, ranks, distributed.get_rank(), alone)

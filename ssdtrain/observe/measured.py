@@ -24,8 +24,7 @@ from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.cursor import Unobserved
 from ssdtrain.cache.regioncall import REGION
-from ssdtrain.observe.heldsteps import held_steps
-from ssdtrain.observe.heldtimes import HeldTimes
+from ssdtrain.observe.heldregions import HeldTimes, held_steps
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.observer import prices
 from ssdtrain.observe.plainsteps import PlainSteps, Steps, in_place_of_hooks

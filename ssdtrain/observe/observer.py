@@ -52,7 +52,7 @@ from ssdtrain.plan.profile import AttentionPart, Item, Mark, Phase, Profile, Reg
 from ssdtrain.rebuild.clock import RebuildTime
 from ssdtrain.transfer.device import Device
 
-MAKING = "making"
+ATTENTION, MAKING = "attention", "making"
 HOLD_MS = 0.4
 """For how long the device is held before an operator: see [Note: held marks]. Most are
 launched in less."""
@@ -521,7 +521,7 @@ class Recording(Observer):
         """Return region calls by kind of lane. Lanes of a kind make the same calls: of
         each call the longest time and the most memory count."""
         costs = prices(spans)
-        attention_ms = self._attention_ms()
+        attention_ms = prices(self._attention_spans())
         found: dict[str, list[RegionRun]] = {}
         for lane in self._lanes:
             own = found.setdefault(lane.kind, [])
@@ -558,27 +558,15 @@ class Recording(Observer):
                     MAKING, (lane.kind, MAKING, number), num_bytes, ms(*moments)
                 )
 
-    def _attention_ms(self) -> dict[tuple[str, tuple[int, ...]], float]:
-        """Return the least time of each attention over the lanes of a kind; the median
-        of equal ones where it was a kernel's first run, as in `prices`."""
-        least: dict[tuple[str, tuple[int, ...]], float] = {}
-        alike: dict[int, list[float]] = {}
-        size: dict[tuple[str, tuple[int, ...]], int] = {}
+    def _attention_spans(self) -> Iterable[RebuildTime]:
+        """Return attention in second forwards, as if it were rebuilds."""
+        ms = self._clock.ms_between
         for lane in self._lanes:
             for region in lane.regions.values():
-                for items, (before, behind) in region.attention.items():
-                    place, ms = (
-                        (lane.kind, items),
-                        self._clock.ms_between(before, behind),
-                    )
-                    least[place] = min(ms, least.get(place, ms))
-                    size[place] = sum(lane.saved[item].num_bytes for item in items)
-                    alike.setdefault(size[place], []).append(ms)
-        for place, ms in least.items():
-            middle = statistics.median(alike[size[place]])
-            if ms > FIRST_RUN * middle:
-                least[place] = middle
-        return least
+                for items, moments in region.attention.items():
+                    num_bytes = sum(lane.saved[item].num_bytes for item in items)
+                    place = lane.kind, items
+                    yield RebuildTime(ATTENTION, place, num_bytes, ms(*moments))
 
     def _kinds(
         self, spans: Iterable[RebuildTime]

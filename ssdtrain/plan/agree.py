@@ -12,7 +12,7 @@ holds more micro-batches and has other gaps in its time.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TypeVar
 
 from ssdtrain.curves import Curve, Links
 from ssdtrain.plan.profile import (
@@ -24,12 +24,29 @@ from ssdtrain.plan.profile import (
     RegionRun,
 )
 
+Part = TypeVar("Part", Profile, Item, Mark, RegionRun, Links)
+
 PROBE_BYTES = 64 * 1024 * 1024
 """At this size two curves are compared."""
 
 
-class Peers(Protocol):
-    """The ranks that must follow one plan."""
+class Peers:
+    """The ranks that must follow one plan. Of this class: this rank alone."""
+
+    @property
+    def agree(self) -> bool:
+        """Whether plans are made from what all of them observed."""
+        return True
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank searches for plans; else it takes what is offered."""
+        return True
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other rank."""
+        return True
 
     def agreed(
         self, own: Profile | None, step: int, *, is_last: bool
@@ -41,30 +58,22 @@ class Peers(Protocol):
             own: None: this rank has none.
             is_last: none of them observes again: each goes on with its own.
         """
-
-    @property
-    def agree(self) -> bool:
-        """Whether plans are made from what all of them observed."""
+        return own
 
     def all_agree(self, own: bool, topic: str, step: int) -> bool:
         """Return whether all ranks say yes."""
+        return own
 
     def longest(self, own: Sequence[float], topic: str, step: int) -> tuple[float, ...]:
         """Return the element-wise maximum of all ranks' times."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this rank searches for plans; else it takes what is offered."""
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is no other rank."""
+        return tuple(own)
 
     def offer(self, answer: str) -> None:
         """Offer what was found, an `Answer` in parts: the others are to take it."""
 
     def offered(self) -> str | None:
         """Return the next answer that the leading rank has offered, if any."""
+        return None
 
     def adopts(self, is_ready: bool, step: int) -> bool:
         """Return whether this step is the first one under the plan taken last. Asked in
@@ -72,6 +81,7 @@ class Peers(Protocol):
 
         is_ready: this rank has all that the plan needs.
         """
+        return is_ready
 
     def exceeded(self, own_bytes: int, step: int) -> int:
         """Return by how many bytes more than this plan the next one stays below the
@@ -79,47 +89,10 @@ class Peers(Protocol):
 
         own_bytes: by which this rank's step went beyond the limit.
         """
-
-    def observes(self, wanted: bool, step: int) -> bool:
-        """Return whether to observe this step. wanted: this rank does."""
-
-
-class Alone:
-    """The peers of a rank that plans alone."""
-
-    agree = leads = is_alone = True
-
-    def agreed(
-        self, own: Profile | None, step: int, *, is_last: bool
-    ) -> Profile | None:
-        """Return this rank's own."""
-        return own
-
-    def all_agree(self, own: bool, topic: str, step: int) -> bool:
-        """Return this rank's own."""
-        return own
-
-    def longest(self, own: Sequence[float], topic: str, step: int) -> tuple[float, ...]:
-        """Return this rank's own."""
-        return tuple(own)
-
-    def offer(self, answer: str) -> None:
-        """Do nothing: there is no other rank."""
-
-    def offered(self) -> str | None:
-        """Return None: there is no other rank."""
-        return None
-
-    def adopts(self, is_ready: bool, step: int) -> bool:
-        """Return whether this rank is ready."""
-        return is_ready
-
-    def exceeded(self, own_bytes: int, step: int) -> int:
-        """Return this rank's own."""
         return own_bytes
 
     def observes(self, wanted: bool, step: int) -> bool:
-        """Return whether this rank wants to."""
+        """Return whether to observe this step. wanted: this rank does."""
         return wanted
 
 
@@ -136,8 +109,9 @@ def slowest(profiles: Sequence[Profile]) -> Profile | None:
     if any(_shape(other) != shape for other in profiles[1:]):
         return None
     caps = [p.host_bytes for p in profiles if p.host_bytes is not None]
+    times = "head_ms", "tail_ms", "head_host_ms", "tail_host_ms"
     return replace(
-        first,
+        _most(profiles, *times, "base_bytes", "rest_bytes"),
         kinds={
             kind: tuple(
                 map(_item, zip(*(p.kinds[kind] for p in profiles), strict=True))
@@ -152,12 +126,6 @@ def slowest(profiles: Sequence[Profile]) -> Profile | None:
         },
         marks=tuple(map(_mark, zip(*(p.marks for p in profiles), strict=True))),
         links=_links([p.links for p in profiles]),
-        head_ms=max(p.head_ms for p in profiles),
-        tail_ms=max(p.tail_ms for p in profiles),
-        base_bytes=max(p.base_bytes for p in profiles),
-        rest_bytes=max(p.rest_bytes for p in profiles),
-        head_host_ms=max(p.head_host_ms for p in profiles),
-        tail_host_ms=max(p.tail_host_ms for p in profiles),
         host_lead_ms=min(p.host_lead_ms for p in profiles),
         host_costs=max((p.host_costs for p in profiles), key=_total_ms),
         host_bytes=min(caps) if caps else None,
@@ -180,29 +148,22 @@ def _shape(profile: Profile) -> object:
     return profile.signature(), recipes, marks, regions
 
 
+def _most(parts: Sequence[Part], *names: str) -> Part:
+    """Return the first part with the most of all for each of these fields."""
+    most = {name: max(getattr(part, name) for part in parts) for name in names}
+    return replace(parts[0], **most)
+
+
 def _item(items: tuple[Item, ...]) -> Item:
-    return replace(
-        items[0],
-        recipe_ms=max(item.recipe_ms for item in items),
-        made_ms=max(item.made_ms for item in items),
-        recipe_host_ms=max(item.recipe_host_ms for item in items),
-        recipe_other_bytes=max(item.recipe_other_bytes for item in items),
-        frame_marks=max(item.frame_marks for item in items),
-    )
+    times = "recipe_ms", "made_ms", "recipe_host_ms"
+    return _most(items, *times, "recipe_other_bytes", "frame_marks")
 
 
 def _region(runs: tuple[RegionRun, ...]) -> RegionRun:
     # A collective inside takes the rank that is early longer, and no time of the late
     # one tells of that wait.
-    return replace(
-        runs[0],
-        ms=max(run.ms for run in runs),
-        host_ms=max(run.host_ms for run in runs),
-        other_bytes=max(run.other_bytes for run in runs),
-        small_bytes=max(run.small_bytes for run in runs),
-        parts=tuple(_parts(runs)),
-        communicates=any(run.communicates for run in runs),
-    )
+    most = _most(runs, "ms", "host_ms", "other_bytes", "small_bytes", "communicates")
+    return replace(most, parts=tuple(_parts(runs)))
 
 
 def _parts(runs: Sequence[RegionRun]) -> Iterator[AttentionPart]:
@@ -214,27 +175,19 @@ def _parts(runs: Sequence[RegionRun]) -> Iterator[AttentionPart]:
 
 
 def _mark(marks: tuple[Mark, ...]) -> Mark:
-    return replace(
-        marks[0],
-        ms=max(mark.ms for mark in marks),
-        other_bytes=max(mark.other_bytes for mark in marks),
-        host_ms=max(mark.host_ms for mark in marks),
-    )
+    return _most(marks, "ms", "other_bytes", "host_ms")
 
 
 def _links(links: Sequence[Links]) -> Links:
     writes = [link.ssd_write for link in links]
     reads = [link.ssd_read for link in links]
-    return Links(
+    slowdowns = "copy_slowdown", "duplex_slowdown", "ssd_duplex_slowdown"
+    return replace(
+        _most(links, *slowdowns, "event_ms", "ssd_direct"),
         d2h=_slower([link.d2h for link in links]),
         h2d=_slower([link.h2d for link in links]),
         ssd_write=_common(writes),
         ssd_read=_common(reads),
-        copy_slowdown=max(link.copy_slowdown for link in links),
-        duplex_slowdown=max(link.duplex_slowdown for link in links),
-        event_ms=max(link.event_ms for link in links),
-        ssd_duplex_slowdown=max(link.ssd_duplex_slowdown for link in links),
-        ssd_direct=any(link.ssd_direct for link in links),
     )
 
 

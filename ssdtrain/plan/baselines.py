@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ssdtrain.config import Target
 from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement, Placements
-from ssdtrain.plan.profile import Item, Phase
+from ssdtrain.plan.profile import Item
 from ssdtrain.plan.regions import by_yield, spread, with_regions
 from ssdtrain.plan.schedule import Late, Style
 from ssdtrain.plan.timeline import NEVER, Timeline
@@ -154,7 +154,6 @@ def fixed_policies(timeline: Timeline) -> list[Fixed]:
             placements=with_tail_kept(timeline, recipe_or(target), window),
             style=strict,
         ),
-        Fixed(name="last-module", placements=last_module(timeline), style=Style()),
         *regions,
     ]
 
@@ -169,67 +168,3 @@ def checkpointing(timeline: Timeline) -> Iterator[Fixed]:
     if every and (storing := by_yield(timeline)):
         again = with_regions(timeline, keep, every, storing)
         yield Fixed(name="regions + attention", placements=again, style=Style())
-
-
-def last_module(timeline: Timeline) -> dict[str, tuple[Placement, ...]]:
-    """Wu's rule (5.3.5): offload up to the last module m for which
-    (bytes before m + 2 x bytes of m) / (time until m's backward) stays within the
-    measured write bandwidth, backward taken as twice forward.
-    """
-    profile = timeline.profile
-    links = profile.links
-    target = away(timeline)
-    curve = links.d2h
-    if target is Placement.OFFLOAD_SSD and links.ssd_write is not None:
-        curve = links.ssd_write
-    chosen: dict[str, set[int]] = {}
-    for lane, kind in enumerate(profile.lanes):
-        starts = _forward_ms(timeline, lane)
-        if kind in chosen or not starts:  # an interrupt came before its first tensor
-            continue
-        chosen[kind] = set()
-        total_ms = sum(
-            mark.ms
-            for mark in profile.marks
-            if mark.lane == lane and mark.phase is Phase.FORWARD
-        )
-        before = 0
-        groups = _modules(profile.kinds[kind], starts)
-        ends = [starts[number] for number, _ in groups[1:]] + [total_ms]
-        for (_, group), end_ms in zip(groups, ends, strict=True):
-            size = sum(profile.kinds[kind][n].num_bytes for n in group)
-            until_ms = total_ms + 2 * (total_ms - end_ms)
-            if (before + 2 * size) > curve.bytes_per_second * until_ms / 1e3:
-                break
-            before += size
-            chosen[kind].update(group)
-    return placed_by(
-        timeline,
-        lambda kind, number, item: (
-            target if number in chosen.get(kind, ()) else Placement.KEEP
-        ),
-    )
-
-
-def _forward_ms(timeline: Timeline, lane: int) -> dict[int, float]:
-    """Return when each item of a lane is packed, counted from the lane's first pack."""
-    now, starts = 0.0, {}
-    for mark in timeline.profile.marks:
-        if mark.lane == lane and mark.phase is Phase.FORWARD:
-            starts[mark.item] = now
-            now += mark.ms
-    return starts
-
-
-def _modules(
-    items: tuple[Item, ...], starts: dict[int, float]
-) -> list[tuple[int, list[int]]]:
-    """(first item, items) of each run of items saved in one module."""
-    groups: list[tuple[int, list[int]]] = []
-    for number in sorted(starts):
-        module = items[number].module
-        if groups and module and items[groups[-1][0]].module == module:
-            groups[-1][1].append(number)
-        else:
-            groups.append((number, [number]))
-    return groups

@@ -46,7 +46,7 @@ device, whatever is added to its work is added to the step.
 (tests/ssdtrain/plan/test_calibrate.py)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -158,17 +158,14 @@ def corrected(profile: Profile, by: Corrections) -> Profile:
             rerun_ms=by.rerun_ms,
             behind_ms=by.behind_ms,
         )
-        profile = with_reruns(profile, by.rerun_ms)
-        profile = with_rerun_hosts(profile, by.rerun_host_ms)
+        profile = with_reruns(profile, by.rerun_ms, by.rerun_host_ms)
     if by.tail_host_ms is not None:
         tail_ms = min(profile.tail_host_ms, by.tail_host_ms)
         profile = replace(profile, tail_host_ms=tail_ms)
     if by.copy_slowdown:
         profile = with_copies_blamed(profile, by.copy_slowdown)
     profile = with_host_in_step(profile)
-    if by.host_costs is not None:
-        profile = repriced(profile, by.host_costs)
-    return dearer(profile, by.host_factor)
+    return repriced(profile, by.host_costs, by.host_factor)
 
 
 def with_copies_blamed(profile: Profile, slowdown: float) -> Profile:
@@ -179,61 +176,55 @@ def with_copies_blamed(profile: Profile, slowdown: float) -> Profile:
     return replace(profile, links=links, notes=notes)
 
 
-def repriced(profile: Profile, costs: HostCosts) -> Profile:
-    """Return the profile with other costs of the host."""
-    before, now = profile.host_costs.rebuild.use_ms, costs.rebuild.use_ms
-    return _at_costs(profile, costs, now / before if before else 1.0)
-
-
-def dearer(profile: Profile, factor: float) -> Profile:
-    """Return the profile with hooks that cost the host so many times as much."""
-    if factor == 1.0:
+def repriced(profile: Profile, costs: HostCosts | None, factor: float) -> Profile:
+    """Return the profile with other costs of the host, if any, and hooks and rebuilds
+    that cost it so many times as much."""
+    if costs is None and factor == 1.0:
         return profile
-    return _at_costs(profile, profile.host_costs.times(factor), factor)
-
-
-def _at_costs(profile: Profile, costs: HostCosts, factor: float) -> Profile:
-    """Return the profile at these costs, and rebuilds at so many times theirs."""
+    costs = costs or profile.host_costs
+    before_ms = profile.host_costs.rebuild.use_ms
+    rebuild = costs.rebuild.use_ms / before_ms if before_ms else 1.0
     kinds = {
         kind: tuple(
-            replace(item, recipe_host_ms=item.recipe_host_ms * factor) for item in items
+            replace(item, recipe_host_ms=item.recipe_host_ms * rebuild * factor)
+            for item in items
         )
         for kind, items in profile.kinds.items()
     }
-    return replace(profile, kinds=kinds, host_costs=costs)
+    return replace(profile, kinds=kinds, host_costs=costs.times(factor))
 
 
-def with_reruns(profile: Profile, rerun_ms: Mapping[str, tuple[float, ...]]) -> Profile:
-    """Return the profile with these times of its region calls; see `Corrections`.
+def with_reruns(
+    profile: Profile,
+    rerun_ms: Mapping[str, tuple[float, ...]],
+    host_ms: Mapping[str, tuple[float, ...]],
+) -> Profile:
+    """Return the profile with these times of its region calls, which take the host no
+    longer than this; see `Corrections`.
 
     A kind of lane that had another number of them when they were measured keeps those
     that were observed.
     """
+
+    def own(
+        found: Mapping[str, tuple[float, ...]], kind: str, count: int
+    ) -> Sequence[float]:
+        times = found.get(kind, ())
+        return times if len(times) == count else [0.0] * count
+
     regions = {
         kind: tuple(
-            replace(run, ms=ms or run.ms)
-            for run, ms in zip(runs, rerun_ms[kind], strict=True)
+            replace(run, ms=ms or run.ms, host_ms=min(run.host_ms, host or run.host_ms))
+            for run, ms, host in zip(
+                runs,
+                own(rerun_ms, kind, len(runs)),
+                own(host_ms, kind, len(runs)),
+                strict=True,
+            )
         )
         for kind, runs in profile.regions.items()
-        if len(rerun_ms.get(kind, ())) == len(runs)
     }
-    return replace(profile, regions={**profile.regions, **regions})
-
-
-def with_rerun_hosts(
-    profile: Profile, host_ms: Mapping[str, tuple[float, ...]]
-) -> Profile:
-    """Return the profile in which region calls take the host no longer than this;
-    as above."""
-    regions = {
-        kind: tuple(
-            replace(run, host_ms=min(run.host_ms, ms or run.host_ms))
-            for run, ms in zip(runs, host_ms[kind], strict=True)
-        )
-        for kind, runs in profile.regions.items()
-        if len(host_ms.get(kind, ())) == len(runs)
-    }
-    return replace(profile, regions={**profile.regions, **regions})
+    return replace(profile, regions=regions)
 
 
 def calibrated(

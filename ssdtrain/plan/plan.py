@@ -143,13 +143,20 @@ class Plan:
             for order in orders
         )
 
+    def saves(self, kind: str, order: Order) -> bool:
+        """Return whether an item of a kind of lane is saved at all: one that serves a
+        recipe or a region may not be."""
+        if order.serves >= 0 and order.serves not in self.regions_of(kind):
+            return False
+        owner = None if order.owner < 0 else self.orders[kind][order.owner]
+        return owner is None or owner.placement is Placement.RECOMPUTE
+
     def bytes_by_placement(self) -> dict[str, int]:
         """Return bytes of one lane of each kind, by placement."""
         sums: dict[str, int] = {}
         for kind, orders in self.orders.items():
             for order in orders:
-                served = order.serves < 0 or order.serves in self.regions_of(kind)
-                if served and (order.owner < 0 or _is_owned(orders, order)):
+                if self.saves(kind, order):
                     name = order.placement.name.lower()
                     sums[name] = sums.get(name, 0) + order.num_bytes
         return sums
@@ -174,10 +181,6 @@ def batches(
             found.append([item])
         last = number
     return [tuple(batch) for batch in found]
-
-
-def _is_owned(orders: tuple[Order, ...], order: Order) -> bool:
-    return orders[order.owner].placement is Placement.RECOMPUTE
 
 
 def _check(plan: Plan) -> None:

@@ -20,7 +20,7 @@ wait: what is late anyway goes by itself.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -31,18 +31,10 @@ from ssdtrain.plan.timeline import NEVER, Timeline
 MAX_PASSES = 4
 
 
-class Slack(NamedTuple):
-    """How much later than predicted a transfer may end without a wait."""
-
-    fraction: float = 0.08
-    """Of the transfer's own time."""
-    queue_fraction: float = 0.03
-    """Of the time for which its link has been busy: transfers follow one another, and
-    each that takes longer than predicted delays those after it."""
-    ms: float = 0.2
-
-
-DEFAULT_SLACK = Slack()
+LATE_SHARE, LATE_QUEUE_SHARE, LATE_MS = 0.08, 0.03, 0.2
+"""How much later than predicted a transfer may end without a wait: of its own time, of
+the time for which its link has been busy (transfers follow one another, and each that
+takes longer than predicted delays those after it), and in any case."""
 
 
 class Late(Enum):
@@ -65,7 +57,6 @@ class Style:
     """Most bytes on their way out in forward; None: releases never wait."""
     late: Late = Late.KEEP
     """What becomes of an item that the link cannot move in time."""
-    slack: Slack = DEFAULT_SLACK
 
 
 class _Pass(NamedTuple):
@@ -118,25 +109,18 @@ def _orders(
             load_at = min(load_at, moments[place][1])
         moments[place] = max(after, 0), load_at, found.batch.get(item, 0)
     orders: dict[str, tuple[Order, ...]] = {}
-    for kind, items in timeline.profile.kinds.items():
+    for kind in timeline.profile.kinds:
         own = [
             timeline.resting_order(kind, number, placement)
             for number, placement in enumerate(placements[kind])
         ]
         for (of, number), (after, load_at, batch) in moments.items():
             if of == kind:
-                leaves = items[number]
-                own[number] = Order(
-                    name=leaves.name,
-                    num_bytes=leaves.num_bytes,
-                    placement=placements[kind][number],
+                own[number] = replace(
+                    own[number],
                     release_after=after,
                     load_at=load_at,
                     load_batch=batch,
-                    owner=leaves.owner,
-                    region=leaves.region,
-                    serves=leaves.serves,
-                    floats=leaves.floats,
                 )
         orders[kind] = tuple(own)
     return orders
@@ -257,7 +241,7 @@ class _Scheduler:
         return _Pass(gone, {i: load[i] for i in gone}, stay, self._batch)
 
     def _forwards(self) -> None:
-        line, style, slack = self._line, self._style, self._style.slack
+        line, style = self._line, self._style
         leavers = _Leavers(line, style.window_bytes, self._batch_bytes)
         now, link_free, busy_since = line.profile.head_ms, 0.0, 0.0
         rebuilds_at, start_ms = self._rebuilds_at, self._start_ms
@@ -278,9 +262,9 @@ class _Scheduler:
                     link_free = busy_since = now
                 link_free += line.copy_out_ms[item]
                 self._copied[item] = link_free
-                queued_ms = (link_free - busy_since) * slack.queue_fraction
-                own_ms = line.copy_out_ms[item] * slack.fraction
-                late_ms = own_ms + queued_ms + slack.ms
+                queued_ms = (link_free - busy_since) * LATE_QUEUE_SHARE
+                own_ms = line.copy_out_ms[item] * LATE_SHARE
+                late_ms = own_ms + queued_ms + LATE_MS
                 leavers.add(item, link_free, link_free + late_ms)
             if mark in rebuilds_at:
                 now += rebuilds_at[mark]
@@ -302,7 +286,7 @@ class _Scheduler:
     def _batches(self, moved: Sequence[int]) -> list[tuple[list[int], float]]:
         """Return loads in the order of their first uses by batch, with when each batch
         has to start at the latest."""
-        line, slack = self._line, self._style.slack
+        line = self._line
         found: list[tuple[list[int], float]] = []
         batch: list[int] = []
         num_bytes, time_ms, next_start = 0, 0.0, float("inf")
@@ -315,8 +299,8 @@ class _Scheduler:
                 num_bytes, time_ms = 0, 0.0
             batch = [item, *batch]
             num_bytes += own_bytes
-            time_ms += line.copy_in_ms[item] * (1.0 + slack.fraction)
-            use_ms = self._start_ms[self._first[item]] - slack.ms
+            time_ms += line.copy_in_ms[item] * (1.0 + LATE_SHARE)
+            use_ms = self._start_ms[self._first[item]] - LATE_MS
             next_start = min(use_ms, next_start)
         if batch:
             found.append((batch, next_start - time_ms))

@@ -551,16 +551,8 @@ def keep_all(timeline: Timeline) -> dict[str, tuple[Order, ...]]:
     """Make orders under which nothing moves."""
     return {
         kind: tuple(
-            Order(
-                name=item.name,
-                num_bytes=item.num_bytes,
-                placement=Placement.KEEP,
-                owner=item.owner,
-                region=item.region,
-                serves=item.serves,
-                floats=item.floats,
-            )
-            for item in items
+            timeline.resting_order(kind, number, Placement.KEEP)
+            for number in range(len(items))
         )
         for kind, items in timeline.profile.kinds.items()
     }

@@ -17,7 +17,7 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.regions import as_they_run, spread, with_regions
+from ssdtrain.plan.regions import Region, as_they_run, spread, with_regions
 from ssdtrain.plan.scaled import Growth, UpTo, scaled
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Simulation, simulate
@@ -198,13 +198,17 @@ def unsearched(profile: Profile, goal: Goal, growth: Growth) -> list[UpTo]:
     """Return plans under which nothing moves, the least ratio first; only those that
     serve larger batches than the ones before."""
     found: list[UpTo] = []
-    observed = Timeline(profile)
+    observed, most_bytes = Timeline(profile), _room_bytes(profile, goal)
     order = spread(observed)
-    limits = _Limits(profile, goal, growth)
+
+    @cache
+    def timeline_of(ratio: float) -> Timeline:
+        return Timeline(scaled(profile, ratio, growth))
+
     first = PARTS if runs_always(profile) else 0
     for part in range(first, PARTS + 1) if order else (0,):
         regions = order[: -(-len(order) * part // PARTS)]
-        ratio = limits.most_ratio(regions)
+        ratio = _most_ratio(timeline_of, regions, most_bytes)
         if ratio > (found[-1].ratio if found else 0.0):
             policy = "keep-all" if not regions else f"{len(regions)} regions run again"
             plan = Plan(orders=kept_but(observed, regions), policy=policy)
@@ -212,36 +216,33 @@ def unsearched(profile: Profile, goal: Goal, growth: Growth) -> list[UpTo]:
     return found
 
 
-class _Limits:
-    """Up to which size plans stay within the limit."""
+def _most_ratio(
+    timeline_of: Callable[[float], Timeline],
+    regions: Sequence[Region],
+    most_bytes: float | None,
+) -> float:
+    """Return up to which size of a batch a limit is kept where these regions run again
+    and all else stays; 0.0: at none.
 
-    def __init__(self, profile: Profile, goal: Goal, growth: Growth) -> None:
-        self._most_bytes = _room_bytes(profile, goal)
-        self._timeline = cache(lambda ratio: Timeline(scaled(profile, ratio, growth)))
+    A peak is the largest of sums that grow evenly with the size: between two sizes it
+    lies below the line from one to the other.
+    """
+    if most_bytes is None:
+        return 0.0
 
-    def most_ratio(self, regions: Sequence[tuple[str, int]]) -> float:
-        """Return it where these regions run again and all else stays; 0.0: none.
+    def peak_bytes(ratio: float) -> int:
+        timeline = timeline_of(ratio)
+        return Simulation(timeline, kept_but(timeline, regions)).run().peak_bytes
 
-        A peak is the largest of sums that grow evenly with the size: between two sizes
-        it lies below the line from one to the other.
-        """
-        most_bytes = self._most_bytes
-        if most_bytes is None:
-            return 0.0
-
-        def peak_bytes(ratio: float) -> int:
-            timeline = self._timeline(ratio)
-            return Simulation(timeline, kept_but(timeline, regions)).run().peak_bytes
-
-        usual_bytes = peak_bytes(1.0)
-        if usual_bytes <= most_bytes:
-            small, low, large = 1.0, usual_bytes, MOST_RATIO
-            high = peak_bytes(large)
-        else:
-            small, large, high = 1 / MOST_RATIO, 1.0, usual_bytes
-            low = peak_bytes(small)
-        if low > most_bytes:
-            return 0.0
-        if high <= most_bytes:
-            return large
-        return small + (large - small) * (most_bytes - low) / (high - low)
+    usual_bytes = peak_bytes(1.0)
+    if usual_bytes <= most_bytes:
+        small, low, large = 1.0, usual_bytes, MOST_RATIO
+        high = peak_bytes(large)
+    else:
+        small, large, high = 1 / MOST_RATIO, 1.0, usual_bytes
+        low = peak_bytes(small)
+    if low > most_bytes:
+        return 0.0
+    if high <= most_bytes:
+        return large
+    return small + (large - small) * (most_bytes - low) / (high - low)

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ssdtrain.plan.calibrate import NOTES
-from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement
+from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan, PredictedStall, Prediction, Wait
 from ssdtrain.plan.profile import ESTIMATED, HostCosts, Profile
+from ssdtrain.quantities import bytes_text
 
 # A stall below this fraction of the step is not worth a change.
 SMALL_STALL = 0.002
@@ -29,12 +30,20 @@ class ModuleRow(NamedTuple):
     """What happens to the tensors of one module, in bytes of one lane."""
 
     module: str
-    num_items: int
-    kept_bytes: int
-    host_bytes: int
-    ssd_bytes: int
-    recomputed_bytes: int
-    recompute_ms: float
+    num_items: int = 0
+    kept_bytes: int = 0
+    host_bytes: int = 0
+    ssd_bytes: int = 0
+    recomputed_bytes: int = 0
+    recompute_ms: float = 0.0
+
+
+COLUMNS = {
+    Placement.KEEP: "kept_bytes",
+    Placement.OFFLOAD: "host_bytes",
+    Placement.OFFLOAD_SSD: "ssd_bytes",
+}
+"""Of a `ModuleRow`, by placement; `recomputed_bytes` of all others."""
 
 
 def rows(profile: Profile, plan: Plan) -> list[ModuleRow]:
@@ -42,40 +51,18 @@ def rows(profile: Profile, plan: Plan) -> list[ModuleRow]:
     found: dict[str, ModuleRow] = {}
     for kind, items in profile.kinds.items():
         for item, order in zip(items, plan.orders[kind], strict=True):
-            owner = order.owner
-            placement = order.placement
-            if owner >= 0 and (
-                plan.orders[kind][owner].placement is not Placement.RECOMPUTE
-            ):
+            if not plan.saves(kind, order):
                 continue
-            if order.serves >= 0 and order.serves not in plan.regions_of(kind):
-                continue
-            name = item.module or NO_MODULE
-            row = found.get(name, ModuleRow(name, 0, 0, 0, 0, 0, 0.0))
-            rebuilt = placement in AGAIN_PLACEMENTS
-            found[name] = ModuleRow(
-                name,
-                row.num_items + 1,
-                row.kept_bytes + _if(placement is Placement.KEEP, item.num_bytes),
-                row.host_bytes + _if(placement is Placement.OFFLOAD, item.num_bytes),
-                row.ssd_bytes + _if(placement is Placement.OFFLOAD_SSD, item.num_bytes),
-                row.recomputed_bytes + _if(rebuilt, item.num_bytes),
-                row.recompute_ms
-                + (item.recipe_ms if placement is Placement.RECOMPUTE else 0.0)
-                + item.made_ms,
+            name, placement = item.module or NO_MODULE, order.placement
+            row = found.get(name, ModuleRow(name))
+            rebuild_ms = item.recipe_ms if placement is Placement.RECOMPUTE else 0.0
+            column = COLUMNS.get(placement, "recomputed_bytes")
+            found[name] = row._replace(
+                num_items=row.num_items + 1,
+                recompute_ms=row.recompute_ms + rebuild_ms + item.made_ms,
+                **{column: getattr(row, column) + item.num_bytes},
             )
     return list(found.values())
-
-
-def _bytes(num_bytes: float) -> str:
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.2f} {unit}"
-    return f"{num_bytes:.0f} B"
-
-
-def _if(condition: bool, num_bytes: int) -> int:
-    return num_bytes if condition else 0
 
 
 def explain(
@@ -105,9 +92,9 @@ def explain(
     hidden_ms = max(0.0, out.busy_ms + back.busy_ms - prediction.stall_ms)
     lines = [
         f"Plan ({plan.policy}), as predicted: {_price(profile, prediction)}; peak "
-        f"{_bytes(prediction.peak_bytes)} instead of "
-        f"{_bytes(prediction.keep_peak_bytes)}.",
-        f"Moved {_bytes(out.num_bytes)} out and {_bytes(back.num_bytes)} back, "
+        f"{bytes_text(prediction.peak_bytes)} instead of "
+        f"{bytes_text(prediction.keep_peak_bytes)}.",
+        f"Moved {bytes_text(out.num_bytes)} out and {bytes_text(back.num_bytes)} back, "
         f"hid {hidden_ms:.1f} ms of copies, stalled {prediction.stall_ms:.1f} ms"
         f"{_where(profile, prediction.stalls)}; rebuilt for "
         f"{prediction.recompute_ms:.1f} ms.",
@@ -153,7 +140,7 @@ def _regions(profile: Profile, plan: Plan) -> list[str]:
     told = f"{num_again} of {num_runs} regions run again"
     if num_stored:
         told += (
-            f"; {num_stored} attentions are stored ({_bytes(stored_bytes)}), which "
+            f"; {num_stored} attentions are stored ({bytes_text(stored_bytes)}), which "
             f"saves {saved_ms:.1f} ms of that"
         )
     return [f"{told}."]
@@ -330,7 +317,7 @@ def _advice(
         )
     room = ""
     if free_bytes is not None and free_bytes > MUCH_ROOM * prediction.peak_bytes:
-        room = f"; {_bytes(free_bytes)} of device memory are free, so a larger "
+        room = f"; {bytes_text(free_bytes)} of device memory are free, so a larger "
         room += "micro-batch would fit"
     return f"{_told_waits(waited)} and the links have room{room}."
 

@@ -13,7 +13,6 @@ tensors that were written or freed, and hooks that were added.
 (tests/ssdtrain/regions/test_between.py)
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -30,8 +29,8 @@ from ssdtrain.regions.inventory import (
     Inventory,
     counts_changes,
 )
-from ssdtrain.regions.reads import Reads, versions_of
-from ssdtrain.regions.restore import Undo, put_back, put_items
+from ssdtrain.regions.reads import Inside, Reads, put_inside, seen, tell_of
+from ssdtrain.regions.restore import Undo, put_back
 from ssdtrain.regions.updated import NONE_UPDATED, Updated, storages
 from ssdtrain.regions.weights import has_place
 
@@ -46,7 +45,7 @@ class Parts(NamedTuple):
     modules: dict[str, Any]
     written: dict[str, int]
     """Versions of the buffers, but for those that a re-run gets copies of."""
-    insides: dict[str, Any]
+    insides: dict[str, Inside]
     """Contents of attributes, by name."""
     requires: tuple[bool, ...]
     """`requires_grad` of the parameters."""
@@ -68,6 +67,7 @@ class Parts(NamedTuple):
         buffers, parameters = dict(module._buffers), dict(module._parameters)
         tensors = (*parameters.items(), *buffers.items())
         marks = {n: marks_of(each, asked) for n, each in tensors if has_own(each)}
+        insides = [(name, seen(own.get(name))) for name in names]
         return cls(
             module,
             dict(own),
@@ -80,7 +80,7 @@ class Parts(NamedTuple):
                 if isinstance(each, Tensor) and counts_changes(each)
                 if id(each) not in updated.ids
             },
-            {name: attribute_contents(own.get(name)) for name in names},
+            {name: each for name, each in insides if isinstance(each, Inside)},
             tuple([p is not None and p.requires_grad for p in parameters.values()]),
             {name: own_marks for name, own_marks in marks.items() if own_marks},
         )
@@ -147,11 +147,7 @@ class Seen:
                 own = [each for each in held.values() if each is not None]
                 self.tensors += [x for x in own if id(x) not in self.updated.ids]
             for name in part.insides:
-                value = part.own[name]
-                if isinstance(value, Tensor):
-                    inventory.versions((value,))
-                else:
-                    inventory.versions(inventory.inside(value))
+                tell_of(part.own[name], inventory)
         self.reads.tell(inventory)
         self.deep.tell(inventory)
         return inventory
@@ -160,7 +156,8 @@ class Seen:
         """Tensors whose changes nobody counts; None: there are none."""
         for part in self.parts:
             inner = [(name, part.own[name]) for name in part.insides]
-            held = [(name, each) for name, value in inner for each in _items(value)]
+            insides = part.insides.items()
+            held = [(name, each) for name, inside in insides for each in inside.items]
             direct = (*part.parameters.items(), *part.buffers.items(), *inner)
             for name, value in (*direct, *held):
                 if isinstance(value, Tensor) and is_lazy(value):
@@ -327,9 +324,10 @@ class Before:
             if not all(map(_is_here, held.values())):
                 raise self._error("the memory of its weights")
         self._put_back_tensors(part, undo)
-        for name, contents in part.insides.items():
-            if not put_inside(part.own[name], contents, undo):
+        for name, inside in part.insides.items():
+            if not inside.is_unwritten():
                 raise self._error(f"the tensors in its attribute {name}")
+            put_inside(inside, undo)
 
     def _put_back_tensors(self, part: Parts, undo: Undo) -> None:
         """What is set on its parameters and buffers."""
@@ -400,46 +398,3 @@ def _is_here(tensor: Tensor | None) -> bool:
     if type(tensor) is not nn.Parameter or tensor.numel() == 0:
         return True
     return tensor.untyped_storage().nbytes() > 0
-
-
-def attribute_contents(value: Any) -> Any:
-    """What is inside an attribute, to be compared and put back; None: nothing that can
-    change."""
-    if isinstance(value, Tensor):
-        return versions_of((value,))
-    if isinstance(value, dict):
-        return dict(value), versions_of(value.values())
-    if isinstance(value, list | deque):
-        return list(value), versions_of(value)
-    if isinstance(value, set):
-        return set(value), ()
-    inside = getattr(value, "__dict__", None)
-    return None if inside is None else (dict(inside), versions_of(inside.values()))
-
-
-def _items(value: Any) -> Iterable[Any]:
-    """What `attribute_contents` looks at."""
-    if isinstance(value, list | deque | set):
-        return value
-    inside = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-    return inside.values()
-
-
-def put_inside(value: Any, contents: Any, undo: Undo) -> bool:
-    """Let an attribute have the same contents as before; False: a tensor in it was
-    written."""
-    if contents is None:
-        return True
-    if isinstance(value, Tensor):
-        return bool(versions_of((value,)) == contents)
-    held, versions = contents
-    each = held.values() if isinstance(held, dict) else held
-    if versions_of(each) != versions:
-        return False
-    if isinstance(value, dict):
-        put_back(value, held, undo)
-    elif isinstance(value, list | deque | set):
-        put_items(value, held, undo)
-    else:
-        put_back(vars(value), held, undo)
-    return True

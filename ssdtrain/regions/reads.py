@@ -1,5 +1,6 @@
 """What the code of modules reads that is none of their own."""
 
+import math
 import os
 import sys
 import threading
@@ -96,8 +97,20 @@ class Inside(NamedTuple):
 
     value: Any
     contents: Any
+    """Items or attributes; None: it is a tensor."""
     written: tuple[int, ...] = ()
     """Versions of the tensors in it."""
+
+    @property
+    def items(self) -> Iterable[Any]:
+        """What was in it."""
+        held = self.contents
+        return held.values() if isinstance(held, dict) else held or ()
+
+    def is_unwritten(self) -> bool:
+        """Whether the tensors in it are as they were."""
+        own = (self.value,) if self.contents is None else self.items
+        return versions_of(own) == self.written
 
 
 class Reads:
@@ -322,18 +335,18 @@ class Reads:
         """Let all be as `values` gave it, but for tensors that were written."""
         waiting = iter(values)
         for space, name in self._globals.values():
-            value = _put_inside(next(waiting), undo)
+            value = put_inside(next(waiting), undo)
             put_item(space, name, value, undo)
         for kind, name in self._attributes.values():
-            value, now = _put_inside(next(waiting), undo), _of_class(kind, name)
+            value, now = put_inside(next(waiting), undo), _of_class(kind, name)
             if value is not now:
                 put_attribute(kind, name, value, now, undo, type)
         for cell, _ in self._cells:
-            value, now = _put_inside(next(waiting), undo), content_of(cell)
+            value, now = put_inside(next(waiting), undo), content_of(cell)
             if value is not now:
                 put_attribute(cell, "cell_contents", value, now, undo)
         for kind, own in zip(self._classes, waiting, strict=True):
-            before = {name: _put_inside(value, undo) for name, value in own.items()}
+            before = {name: put_inside(value, undo) for name, value in own.items()}
             put_class(kind, before, undo)
 
     def _name(self, number: int) -> str:
@@ -425,8 +438,12 @@ def _is_fixed(value: Any) -> bool:
 
 def _seen(value: Any) -> Any:
     """A value, with what is inside where that may change."""
-    if _is_fixed(value):
-        return value
+    return value if _is_fixed(value) else seen(value, MAX_ITEMS)
+
+
+def seen(value: Any, most: float = math.inf) -> Any:
+    """What is inside a value, to be compared and put back; the value itself where that
+    is more than so much, or nothing can be."""
     if isinstance(value, Tensor):
         return Inside(value, None, versions_of((value,)))
     inside: Any = value
@@ -434,7 +451,7 @@ def _seen(value: Any) -> Any:
         inside = getattr(value, "__dict__", None)
         if not isinstance(inside, dict):
             return value
-    if len(inside) > MAX_ITEMS:
+    if len(inside) > most:
         return value
     if isinstance(inside, dict):
         return Inside(value, dict(inside), versions_of(inside.values()))
@@ -442,8 +459,9 @@ def _seen(value: Any) -> Any:
     return Inside(value, items, versions_of(items))
 
 
-def _put_inside(seen: Any, undo: Undo) -> Any:
-    """Let what `_seen` saw hold the same; the value itself."""
+def put_inside(seen: Any, undo: Undo) -> Any:
+    """Let what `seen` saw hold the same, but for tensors that were written; the value
+    itself."""
     if type(seen) is not Inside:
         return seen
     value, contents, _ = seen
@@ -458,12 +476,14 @@ def _put_inside(seen: Any, undo: Undo) -> Any:
 
 def _tell_of(value: Any, inventory: Inventory) -> None:
     """Let an inventory hold what `_seen` holds besides the value."""
-    if _is_fixed(value):
-        return
-    if isinstance(value, Tensor):
-        inventory.versions((value,))
-    else:
-        inventory.versions(inventory.inside(value, MAX_ITEMS))
+    if not _is_fixed(value):
+        tell_of(value, inventory, MAX_ITEMS)
+
+
+def tell_of(value: Any, inventory: Inventory, most: int | None = None) -> None:
+    """Let an inventory hold what `seen` holds besides the value."""
+    is_tensor = isinstance(value, Tensor)
+    inventory.versions((value,) if is_tensor else inventory.inside(value, most))
 
 
 def versions_of(values: Iterable[Any]) -> tuple[int, ...]:

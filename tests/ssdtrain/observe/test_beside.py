@@ -13,7 +13,7 @@ from ssdtrain.engines import plain
 from ssdtrain.errors import ConfigError
 from ssdtrain.observe import planner, searching
 from ssdtrain.observe.searching import Searching
-from ssdtrain.plan.agree import Alone
+from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.search import Search
 from ssdtrain.transfer.device import CpuDevice
@@ -26,8 +26,10 @@ NUM_STEPS = 24
 """Behind them a plan may drift, and be searched for again."""
 
 
-class Rank(Alone):
+class Rank(Peers):
     """Ranks in one process that share a list of answers."""
+
+    agree, is_alone, leads = True, True, False
 
     def __init__(self, answers: list[str], *, leads: bool) -> None:
         self.leads = leads

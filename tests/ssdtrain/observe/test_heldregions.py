@@ -14,9 +14,7 @@ from ssdtrain.cache.cursor import Unobserved
 from ssdtrain.cache.regions import Choice
 from ssdtrain.jsonfile import decode, dumps
 from ssdtrain.observe import observer
-from ssdtrain.observe.heldregions import HOLD_MS
-from ssdtrain.observe.heldsteps import held_steps
-from ssdtrain.observe.heldtimes import HeldTimes
+from ssdtrain.observe.heldregions import HOLD_MS, HeldTimes, held_steps
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.planner import Planner, Purpose

@@ -6,7 +6,7 @@ from typing import Any
 from ssdtrain.cache.lanes import LaneSize
 from ssdtrain.observe.largest import LargestBatch
 from ssdtrain.observe.tightened import Tightened
-from ssdtrain.plan.agree import Alone
+from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.goal import Goal
 from tests.ssdtrain.observe.parts import Cache
 
@@ -21,7 +21,7 @@ def saved(num_bytes: int, first_bytes: int = 0, num_elements: int = 0) -> LaneSi
 def largest(goal: Goal = BUDGET, peers: Any = None) -> tuple[LargestBatch, Cache]:
     """Behind an observed step whose lane saved 100 bytes."""
     cache: Any = Cache()
-    made = LargestBatch(cache, Tightened(goal), peers or Alone())
+    made = LargestBatch(cache, Tightened(goal), peers or Peers())
     cache.lanes.largest = {"model/0": saved(100)}
     made.step_ended()
     made.observed()
@@ -47,7 +47,7 @@ def test_the_plan_in_force_has_the_room_it_was_made_with() -> None:
 
 
 def test_without_a_limit_and_of_several_ranks_no_batch_is_too_large() -> None:
-    class Others(Alone):
+    class Others(Peers):
         is_alone = False
 
     for made, cache in (largest(Goal()), largest(peers=Others())):

@@ -5,7 +5,7 @@ from typing import Any
 
 from ssdtrain.observe.memorygoal import PLAIN_SHARE, MemoryGoal
 from ssdtrain.observe.tightened import Tightened
-from ssdtrain.plan.agree import Alone
+from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.transfer.device import MemoryLevel
 from tests.ssdtrain.observe.parts import Cache
@@ -26,7 +26,7 @@ class Memory:
         )
         self.observed: Any = SimpleNamespace(torn_bytes=0, cached_bytes=0)
         self.memory = MemoryGoal(
-            self.cache, self.goal, self.room, self.observed, peers or Alone()
+            self.cache, self.goal, self.room, self.observed, peers or Peers()
         )
 
     def used(self, num_bytes: int) -> None:
@@ -64,7 +64,7 @@ def test_everything_fits_a_budget_up_to_its_end_and_a_limit_but_for_its_reserve(
 def test_plans_leave_what_is_torn_or_stuck_on_any_rank() -> None:
     told: list[tuple[tuple[float, ...], str, int]] = []
 
-    class Others(Alone):
+    class Others(Peers):
         def longest(self, own: Any, topic: str, step: int) -> tuple[float, ...]:
             told.append((own, topic, step))
             return -500.0 * MB, own[1]
@@ -81,7 +81,7 @@ def test_plans_leave_what_is_torn_or_stuck_on_any_rank() -> None:
 
 
 def test_of_several_ranks_none_plans_for_its_own_retries() -> None:
-    class Others(Alone):
+    class Others(Peers):
         is_alone = False
 
     own = Memory(Goal(memory_budget_bytes=MB), Others())

@@ -19,7 +19,7 @@ from ssdtrain.engines import plain
 from ssdtrain.errors import ConfigError
 from ssdtrain.observe import searching, trials
 from ssdtrain.observe.links import fitted_drive
-from ssdtrain.plan.agree import Alone
+from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.choose import SEARCH_MARKS, choose, options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE, Plan
@@ -147,7 +147,7 @@ def test_predicted_memory_is_the_measured_one(num_micro_batches: int) -> None:
 def test_ranks_plan_for_the_least_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each for its own, they would follow plans of their own."""
 
-    class Smaller(Alone):
+    class Smaller(Peers):
         def longest(
             self, own: Sequence[float], topic: str, step: int
         ) -> tuple[float, ...]:

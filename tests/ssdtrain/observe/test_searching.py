@@ -7,7 +7,7 @@ import pytest
 
 from ssdtrain.observe import searching
 from ssdtrain.observe.searching import Searching
-from ssdtrain.plan.agree import Alone
+from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.choose import QUICK_MARKS
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.search import Answer, Request, Search
@@ -19,10 +19,10 @@ PROFILE = chain(12)
 REQUEST = Request(profile=PROFILE, goal=Goal(memory_budget_bytes=8 * MB))
 
 
-class Ranks(Alone):
+class Ranks(Peers):
     """What one rank offers, the other takes."""
 
-    is_alone = False
+    is_alone = leads = False
 
     def __init__(self, told: list[str], *, leads: bool) -> None:
         self.leads = leads
@@ -41,7 +41,7 @@ class Ranks(Alone):
 
 def on(peers: Any = None, *, beside: bool = True) -> Searching:
     device: Any = Device(runs_beside=beside)
-    return Searching(device, peers or Alone())
+    return Searching(device, peers or Peers())
 
 
 def answered(own: Searching, *, has_plan: bool = False) -> Answer:

@@ -12,7 +12,7 @@ from torch.distributed import FileStore, HashStore
 
 from ssdtrain.engines import peers
 from ssdtrain.engines.peers import StorePeers
-from ssdtrain.plan.agree import Alone, slowest
+from ssdtrain.plan.agree import Peers, slowest
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import AttentionPart, Profile, RegionRun
@@ -82,8 +82,8 @@ def test_ranks_that_saved_other_tensors_do_not_merge() -> None:
     other = replace(one, kinds={kind: (replace(items[0], num_bytes=1), *items[1:])})
     assert slowest([one, other]) is None
     assert meet([one, other]) == [one, other, [0, 1]]
-    assert Alone().agreed(one, 3, is_last=False) == one
-    assert Alone().agreed(None, 3, is_last=False) is None
+    assert Peers().agreed(one, 3, is_last=False) == one
+    assert Peers().agreed(None, 3, is_last=False) is None
 
 
 def meet(
@@ -343,7 +343,7 @@ def test_a_rank_outside_of_the_mesh_plans_alone(tmp_path: Path) -> None:
     store = FileStore(str(tmp_path / "store"), 1)
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        assert isinstance(peers.peers_of([1, 2], lambda: None), Alone)
+        assert type(peers.peers_of([1, 2], lambda: None)) is Peers
     finally:
         distributed.destroy_process_group()
 

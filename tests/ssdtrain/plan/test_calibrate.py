@@ -56,4 +56,4 @@ def test_another_number_of_reruns_is_not_believed() -> None:
     """The step that was measured with them had another forward."""
     profile = layers()
     for times in ((9.0,) * (NUM_REGIONS - 1), (9.0,) * (NUM_REGIONS + 1), ()):
-        assert with_reruns(profile, {KIND: times}) == profile
+        assert with_reruns(profile, {KIND: times}, {KIND: times}) == profile
