@@ -118,12 +118,12 @@ class _Priced:
         if layout.divided:
             division = Division.INPUTS_WHOLE if is_fsdp2 else Division.SHARES
         self._costs = pricer.costs[layout.tensor, captured, division]
-        whole = pricer.costs.get((1, captured, Division.NONE), self._costs)
+        undivided = pricer.costs.get((1, captured, Division.NONE), self._costs)
         # Under FSDP2 every rank has all words' logits, and splits embedding and head
         # only where it divides the sequence.
-        self._logits = whole if is_fsdp2 else self._costs
+        self._logits = undivided if is_fsdp2 else self._costs
         splits_ends = layout.divided or not is_fsdp2
-        own = self._costs if splits_ends else whole
+        own = self._costs if splits_ends else undivided
         self._root, self._head = own.parameters.ends, own.head
         """Parameters of this rank that are in no layer; the head's."""
         self.layers = -(-self._job.layers // layout.pipeline)
