@@ -19,7 +19,7 @@ PARSE = "parse"
 """Key of a field's metadata: the function (name, value) that parses it."""
 _SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([kmgtp]?)(i?b)?")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
-MOST_BYTES = 1 << 62
+LARGEST_SIZE = 1 << 62
 _SIZE_EXAMPLES = "bytes such as 1048576, 1e9, '512MB' (10^6) or '8GiB' (2^30)"
 
 
@@ -83,7 +83,7 @@ def parse_size(name: str, value: Any) -> int:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         number = value
     is_whole = isinstance(number, int) or number.is_integer()
-    if not is_whole or number > MOST_BYTES:
+    if not is_whole or number > LARGEST_SIZE:
         raise ConfigError(f"{name} expects {_SIZE_EXAMPLES}, got {value!r}")
     return int(number)
 

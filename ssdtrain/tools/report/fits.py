@@ -37,7 +37,7 @@ ROOM = 0.75
 CONTEXT = 1024
 """Tokens in which the longest context is told."""
 MANY = 12_000
-"""Operators of a step from which on larger ones are not tried: each takes seconds."""
+"""Operators of all further steps that are tried: a thousand take a second or so."""
 HOST_SHARE = 0.1
 """Of a plain step, from which on it is said that the host bounds it."""
 ALIKE = 0.02
@@ -282,9 +282,9 @@ def _longest(
     where the size changes nothing. Between two sizes a peak lies below the line from
     one to the other."""
     device, size = load_device(question.gpu), question.size
-    sizes = (size, 2 * size, WIDER * size)
-    if shape is not None:
-        sizes = (size // WIDER, size, WIDER * size)
+    more = (WIDER * size, 2 * size if shape is None else size // WIDER)
+    tried = MANY // captured.num_operators
+    sizes = sorted((size, *more[:tried]))
     peaks = {
         one: _peaks(
             captured if one == size else captured_step(question, shape, device, one)
@@ -301,7 +301,7 @@ def _longest(
         known = {one: each[name] for one, each in peaks.items() if name in each}
         return _most(known, capacity)
 
-    for _ in range(PROBES):
+    for _ in range(min(PROBES, tried - len(more))):
         farthest, largest = max(map(most_of, names)), max(peaks)
         if farthest <= largest:
             break

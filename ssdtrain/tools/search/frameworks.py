@@ -12,7 +12,7 @@ WEIGHT, GRADIENT, OPTIMIZER = 2, 4, 12
 """Bytes of a parameter: bf16, its gradient in fp32, fp32 weights and Adam's moments."""
 BUCKET, LIVE = 500_000_000, 1_000_000_000
 """Elements: DeepSpeed's `reduce_bucket_size` and `stage3_max_live_parameters`."""
-NEVER = 4
+UNDIVIDED = 4
 """The level of ZeRO from which on whole tensors were divided."""
 
 
@@ -33,7 +33,7 @@ Parts = dict[str, float]
 """Bytes, by what takes them."""
 
 
-class Moment(Enum):
+class StepMoment(Enum):
     """When a rank may be fullest."""
 
     PEAK = "peak"
@@ -62,7 +62,7 @@ class RankWeights:
     accumulates: bool
     """Over several micro-batches."""
 
-    def held(self, framework: Framework) -> list[tuple[Moment, Parts]]:
+    def held(self, framework: Framework) -> list[tuple[StepMoment, Parts]]:
         """Return what is held at the moments that may be fullest."""
         hold = {
             Framework.FSDP2: self._fsdp2,
@@ -76,7 +76,7 @@ class RankWeights:
         divides = self.zero >= level
         return sum(size * each / (n if divides else 1) for size, n in self.shared)
 
-    def _fsdp2(self) -> list[tuple[Moment, Parts]]:
+    def _fsdp2(self) -> list[tuple[StepMoment, Parts]]:
         units = self.root + GATHERED_UNITS * self.layer
         # The fp32 shard is the only lasting copy: bf16 is what was gathered of it, all
         # layers after a forward that reshards none (ZeRO-2).
@@ -88,7 +88,7 @@ class RankWeights:
         # whose input stays until the next layer's. A head's stay whole, as the root is
         # reduced last.
         reduced = self.layer * (WEIGHT + GRADIENT) + self.head * WEIGHT
-        share = gradients / self._bytes(GRADIENT, NEVER)
+        share = gradients / self._bytes(GRADIENT, UNDIVIDED)
         layer, root = (each * GRADIENT * share for each in (self.layer, self.root))
         # Backward reshards unit by unit. Of the last one there are weights, gradients
         # and, at most, a tied embedding's second gradient and the sum of both; or,
@@ -108,17 +108,19 @@ class RankWeights:
             "reduced": reduced,
         }
         return [
-            (Moment.PEAK, whole),
-            (Moment.REDUCING, {**whole, **first}),
-            (Moment.LAST, {**lasting, **last}),
-            (Moment.AFTER, {**lasting, "gradients": gradients, "reduced": end}),
+            (StepMoment.PEAK, whole),
+            (StepMoment.REDUCING, {**whole, **first}),
+            (StepMoment.LAST, {**lasting, **last}),
+            (StepMoment.AFTER, {**lasting, "gradients": gradients, "reduced": end}),
         ]
 
-    def _deepspeed(self) -> list[tuple[Moment, Parts]]:
+    def _deepspeed(self) -> list[tuple[StepMoment, Parts]]:
         # bf16 weights are a copy of their own beside the fp32 partition.
         weights = self._bytes(WEIGHT, 3)
         # ZeRO-3 keeps whole what comes again soon, beside its share: at most.
-        whole = min(LIVE * WEIGHT, self._bytes(WEIGHT, NEVER)) if self.zero > 2 else 0.0
+        whole = (
+            min(LIVE * WEIGHT, self._bytes(WEIGHT, UNDIVIDED)) if self.zero > 2 else 0.0
+        )
         # Gradients accumulate in bf16; ZeRO-3 has its partition from the start.
         gradients = self._bytes(WEIGHT, 2)
         before = gradients if self.accumulates or self.zero > 2 else 0.0
@@ -133,13 +135,13 @@ class RankWeights:
             update += buckets - self._bytes(WEIGHT, 1)
         backward = {**lasting, "gradients": gradients, "buckets": buckets}
         return [
-            (Moment.PEAK, {**backward, "gathered": whole, "gradients": before}),
-            (Moment.LAST, {**backward, "gathered": whole}),
-            (Moment.AFTER, backward),
-            (Moment.AFTER, {**lasting, "update": update}),
+            (StepMoment.PEAK, {**backward, "gathered": whole, "gradients": before}),
+            (StepMoment.LAST, {**backward, "gathered": whole}),
+            (StepMoment.AFTER, backward),
+            (StepMoment.AFTER, {**lasting, "update": update}),
         ]
 
-    def _megatron(self) -> list[tuple[Moment, Parts]]:
+    def _megatron(self) -> list[tuple[StepMoment, Parts]]:
         # Its buffers of bf16 weights and fp32 gradients are made once, for all steps.
         lasting = {
             "optimizer": self._bytes(OPTIMIZER, 1),
@@ -148,4 +150,4 @@ class RankWeights:
         }
         if self.zero > 2:
             lasting["gathered"] = GATHERED_UNITS * self.layer * WEIGHT
-        return [(Moment.PEAK, lasting)]
+        return [(StepMoment.PEAK, lasting)]

@@ -14,8 +14,8 @@ from ssdtrain.tools.search.frameworks import (
     GRADIENT,
     WEIGHT,
     Framework,
-    Moment,
     RankWeights,
+    StepMoment,
     framework_of,
 )
 from ssdtrain.tools.search.parallel_layout import Division, Job, ParallelLayout
@@ -271,14 +271,14 @@ class _Priced:
         ]
         return max(found, key=lambda parts: sum(parts.values()))
 
-    def _activations(self, moment: Moment) -> float:
-        if moment is Moment.AFTER:
+    def _activations(self, moment: StepMoment) -> float:
+        if moment is StepMoment.AFTER:
             return 0.0
         held = self.way.activation_bytes[moment]
         ends = self._logits.ways[self.name].activation_bytes[moment].ends
         flying = self._layout.flying(self._job.batch)
         stack = flying * self.layers * self.share * held.layer
-        copied = 1 if moment is Moment.LAST else flying * self.layers
+        copied = 1 if moment is StepMoment.LAST else flying * self.layers
         return stack + self.share * ends + copied * self._copies()
 
     def _copies(self) -> float:

@@ -28,7 +28,7 @@ from ssdtrain.tools.report.deeper import Repeated, calls_of, deeper, raised
 from ssdtrain.tools.report.estimate import Estimated, estimate
 from ssdtrain.tools.report.fits import PLAIN, fixed_ways
 from ssdtrain.tools.search.experts import WIDE, dense_of, experts_of
-from ssdtrain.tools.search.frameworks import Moment
+from ssdtrain.tools.search.frameworks import StepMoment
 from ssdtrain.tools.search.parallel_layout import Division
 
 HEADS, GROUPS = "num_attention_heads", "num_key_value_heads"
@@ -64,7 +64,7 @@ class ActivationCost:
     """One way to keep the activations of a micro-batch."""
 
     milliseconds: PerLayer
-    activation_bytes: Mapping[Moment, PerLayer]
+    activation_bytes: Mapping[StepMoment, PerLayer]
     """On the device, at most."""
     moved_bytes: PerLayer = PerLayer(layer=0.0, ends=0.0)
     """That leave the device for host memory or the SSD, and come back."""
@@ -194,7 +194,7 @@ class WayFigures(NamedTuple):
 
     ms: float
     moved_bytes: float
-    activation_bytes: Mapping[Moment, float]
+    activation_bytes: Mapping[StepMoment, float]
 
 
 def _lines(found: Estimated, period: int) -> dict[str, ActivationCost]:
@@ -248,9 +248,9 @@ def priced(found: Estimated) -> dict[str, WayFigures]:
     }
 
 
-def _later(timeline: Timeline) -> dict[Moment, Timeline]:
+def _later(timeline: Timeline) -> dict[StepMoment, Timeline]:
     """Return timelines whose peak is at a moment of backward."""
-    calls = {Moment.REDUCING: -2, Moment.LAST: 0}
+    calls = {StepMoment.REDUCING: -2, StepMoment.LAST: 0}
     return {
         moment: Timeline(raised(timeline.profile, call, RAISE))
         for moment, call in calls.items()
@@ -259,11 +259,11 @@ def _later(timeline: Timeline) -> dict[Moment, Timeline]:
 
 def _figures(
     timeline: Timeline,
-    later: Mapping[Moment, Timeline],
+    later: Mapping[StepMoment, Timeline],
     orders: Mapping[str, Sequence[Order]],
 ) -> WayFigures:
     outcome = Simulation(timeline, orders).run()
-    held = {Moment.PEAK: float(outcome.peak_bytes)}
+    held = {StepMoment.PEAK: float(outcome.peak_bytes)}
     for moment, raised_line in later.items():
         most = Simulation(raised_line, orders).run().peak_bytes
         held[moment] = float(most - RAISE)

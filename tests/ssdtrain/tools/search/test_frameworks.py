@@ -5,7 +5,7 @@ import pytest
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.spec import H200
-from ssdtrain.tools.search.frameworks import BUCKET, Framework, Moment, RankWeights
+from ssdtrain.tools.search.frameworks import BUCKET, Framework, RankWeights, StepMoment
 from ssdtrain.tools.search.layout_search import Asked, search
 from ssdtrain.tools.search.parallel_layout import Division, Job, ParallelLayout
 from ssdtrain.tools.search.pricing import PricedLayout, Pricer
@@ -23,10 +23,13 @@ runs it."""
 
 def costs(parameters: tuple[float, float], held: tuple[float, float]) -> StageCosts:
     """Those of a step whose activations are gone before gradients are there."""
-    gone = dict.fromkeys(Moment, PerLayer(layer=0.0, ends=0.0))
+    gone = dict.fromkeys(StepMoment, PerLayer(layer=0.0, ends=0.0))
     own = ActivationCost(
         milliseconds=PerLayer(layer=1.0, ends=1.0),
-        activation_bytes={**gone, Moment.PEAK: PerLayer(layer=held[0], ends=held[1])},
+        activation_bytes={
+            **gone,
+            StepMoment.PEAK: PerLayer(layer=held[0], ends=held[1]),
+        },
     )
     count = PerLayer(layer=parameters[0], ends=parameters[1])
     return StageCosts(ways={"plain": own}, parameters=count, head=0.0)
@@ -88,7 +91,7 @@ def test_the_end_of_backward_under_fsdp2() -> None:
         zero=3,
         accumulates=False,
     )
-    end = dict(weights.held(Framework.FSDP2))[Moment.AFTER]
+    end = dict(weights.held(Framework.FSDP2))[StepMoment.AFTER]
     tracked = 7.523e9 - 2.393e9
     assert tracked < end["reduced"] + end["gradients"] < 1.08 * tracked
 
@@ -109,7 +112,7 @@ def test_what_deepspeed_holds() -> None:
         return [
             round(sum(one.values()) / 1e12, 1)
             for moment, one in weights.held(Framework.DEEPSPEED)
-            if moment is not Moment.LAST
+            if moment is not StepMoment.LAST
         ]
 
     assert held(2, False) == held(1, False) == [14.0, 16.0, 22.0]

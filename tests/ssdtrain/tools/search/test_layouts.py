@@ -17,7 +17,7 @@ from ssdtrain.tools.foresight.simulate import simulate_ranks
 from ssdtrain.tools.foresight.spec import H100
 from ssdtrain.tools.report.build_public import Loss, Shape, Train
 from ssdtrain.tools.search.experts import Experts
-from ssdtrain.tools.search.frameworks import Moment
+from ssdtrain.tools.search.frameworks import StepMoment
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.layout_search import Asked, Ranked, search
 from ssdtrain.tools.search.parallel_layout import (
@@ -55,16 +55,18 @@ def costs(degree: int, division: Division) -> StageCosts:
         ways={
             "plain": ActivationCost(
                 milliseconds=PerLayer(layer=30.0 / degree, ends=50.0 / degree),
-                activation_bytes=dict.fromkeys(Moment, ends),
+                activation_bytes=dict.fromkeys(StepMoment, ends),
             ),
             "checkpointing": ActivationCost(
                 milliseconds=PerLayer(layer=40.0 / degree, ends=50.0 / degree),
-                activation_bytes=dict.fromkeys(Moment, PerLayer(layer=6.7e7, ends=5e9)),
+                activation_bytes=dict.fromkeys(
+                    StepMoment, PerLayer(layer=6.7e7, ends=5e9)
+                ),
             ),
             "ssdtrain 1": ActivationCost(
                 milliseconds=PerLayer(layer=31.0 / degree, ends=50.0 / degree),
                 activation_bytes=dict.fromkeys(
-                    Moment, PerLayer(layer=held / 4, ends=4e9)
+                    StepMoment, PerLayer(layer=held / 4, ends=4e9)
                 ),
                 moved_bytes=PerLayer(layer=held * 3 / 4, ends=0.0),
             ),
