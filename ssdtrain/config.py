@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MIB = 1024 * 1024
+MOST_THREADS = 1024
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -252,9 +253,11 @@ class OffloadConfig:
                 "device_memory asks for the fastest plan that fits, so it expects "
                 f"plan='auto', got plan={self.plan!r}; leave one of them out."
             )
-        if type(self.io_threads) is not int or self.io_threads < 1:
+        threads = self.io_threads
+        if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
             raise ConfigError(
-                f"io_threads expects an integer >= 1, got {self.io_threads!r}"
+                f"io_threads expects an integer from 1 to {MOST_THREADS}, got "
+                f"{threads!r}"
             )
 
     @property

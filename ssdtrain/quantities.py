@@ -17,8 +17,9 @@ from ssdtrain.errors import ConfigError
 
 PARSE = "parse"
 """Key of a field's metadata: the function (name, value) that parses it."""
-_SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([kmgt]?)(i?b)?")
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([kmgtp]?)(i?b)?")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+LARGEST_SIZE = 1 << 62
 _SIZE_EXAMPLES = "bytes such as 1048576, 1e9, '512MB' (10^6) or '8GiB' (2^30)"
 
 
@@ -57,16 +58,17 @@ def bytes_text(num_bytes: float | None) -> str:
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest of `known`, or nothing."""
-    near = get_close_matches(str(word), list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    """`; did you mean 'x'?` for the nearest of `known` in any case, or nothing."""
+    by_lower = {name.lower(): name for name in known}
+    near = get_close_matches(str(word).lower(), list(by_lower), n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
 
 
 def parse_size(name: str, value: Any) -> int:
     """Bytes from an integer, a whole float, or text with a unit.
 
-    `KB MB GB TB` are powers of 1000, and so are `K M G T` alone; `KiB MiB GiB TiB` are
-    powers of 1024.
+    `KB MB GB TB PB` are powers of 1000, and so are `K M G T P` alone; `KiB MiB GiB TiB
+    PiB` are powers of 1024.
 
     Raises:
         ConfigError: no whole number of bytes; the text names the setting.
@@ -80,7 +82,8 @@ def parse_size(name: str, value: Any) -> int:
             number = round(number) if found[2] else number
     elif isinstance(value, int | float) and not isinstance(value, bool):
         number = value
-    if isinstance(number, float) and not number.is_integer():
+    is_whole = isinstance(number, int) or number.is_integer()
+    if not is_whole or number > LARGEST_SIZE:
         raise ConfigError(f"{name} expects {_SIZE_EXAMPLES}, got {value!r}")
     return int(number)
 
@@ -95,7 +98,7 @@ def parse_fraction(name: str, value: Any) -> float:
     percent = isinstance(value, str) and value.strip().endswith("%")
     try:
         if not isinstance(value, bool):
-            number = float(value.strip().rstrip("%")) if percent else float(value)
+            number = float(value.strip()[:-1]) if percent else float(value)
     except (TypeError, ValueError):
         pass
     number = number / 100 if percent else number
@@ -153,11 +156,17 @@ def size(default: int | None, *, least: int = 1, share: bool = False) -> Any:
 
     def parse(name: str, value: Any) -> "int | Share":
         parsed = (parse_size_or_share if share else parse_size)(name, value)
-        if isinstance(parsed, int) and parsed < least:
-            raise ConfigError(f"{name} expects at least {least} bytes, got {value!r}")
-        return parsed
+        return _at_least(least, name, value, parsed)
 
     return field(default=default, metadata={PARSE: parse})
+
+
+def _at_least(
+    least: int, name: str, value: Any, parsed: "int | Share"
+) -> "int | Share":
+    if isinstance(parsed, int) and parsed < least:
+        raise ConfigError(f"{name} expects at least {least} bytes, got {value!r}")
+    return parsed
 
 
 FIT = "fit"
@@ -173,7 +182,7 @@ def parse_device_memory(name: str, value: Any) -> "int | Share | str":
     if isinstance(value, str) and value.strip().lower() == FIT:
         return FIT
     try:
-        return parse_size_or_share(name, value)
+        return _at_least(1, name, value, parse_size_or_share(name, value))
     except ConfigError as error:
         raise ConfigError(f"{error}; or {FIT!r}{did_you_mean(value, [FIT])}") from None
 

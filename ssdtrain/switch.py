@@ -9,11 +9,12 @@ between colons. Empty, `0` and `off` switch nothing on.
 """
 
 import os
+import re
 import sys
 from dataclasses import fields
 from typing import Any
 
-from ssdtrain.config import OLD_NAMES, OffloadConfig
+from ssdtrain.config import MIB, OLD_NAMES, OffloadConfig, PlanChoice, Target
 from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import did_you_mean
 
@@ -24,6 +25,17 @@ OFF = ("", "0", "off")
 _EXAMPLES = "'fit', '16GB', '80%' or 'max_overhead=2%,target=ssd,directory=/nvme'"
 _NUMBERS = ("io_threads", "seed")
 _LISTS = ("directory", "regions")
+_LARGE = (
+    *("device_memory", "memory_budget", "memory_budget_bytes"),
+    *("host_bytes", "ssd_rated_bytes", "write_budget"),
+)
+"""Sizes of which nobody means fewer than a million bytes."""
+_WORDS = {
+    each.value: f"{name}={each.value}"
+    for name, kind in (("target", Target), ("plan", PlanChoice))
+    for each in kind
+}
+"""Values that are given without a name by mistake."""
 
 
 def text() -> str | None:
@@ -65,39 +77,58 @@ def parse_settings(value: str) -> OffloadConfig:
     values: dict[str, Any] = {}
     for number, word in enumerate(value.split(",")):
         name, equals, given = (part.strip() for part in word.partition("="))
-        if not equals and number == 0:
+        if not equals and (number > 0 or name.lower() in _WORDS):
+            raise _error(value, f"got {word.strip()!r} in it{_meant(name)}")
+        if not equals:
             name, given = "device_memory", name
-        elif not equals:
-            raise ConfigError(f"{VARIABLE} expects {_EXAMPLES}, got {word!r} in it")
         if name in values:
-            raise ConfigError(f"{VARIABLE} names {name!r} twice: {value!r}")
-        values[name] = _value(name, given)
+            raise _error(value, f"it names {name!r} twice")
+        try:
+            values[name] = _value(name, given)
+        except ConfigError as error:
+            raise _error(value, str(error)) from None
     try:
         return OffloadConfig.from_mapping(values)
     except ConfigError as error:
-        raise ConfigError(
-            f"{VARIABLE}={value!r}: {error}. {VARIABLE} expects {_EXAMPLES}."
-        ) from None
+        near = "" if "=" in value else did_you_mean(value, _WORDS.values())
+        raise _error(value, f"{error}{near}") from None
+
+
+def _error(value: str, said: str) -> ConfigError:
+    end = "" if said.endswith(("?", ".")) else "."
+    return ConfigError(f"{VARIABLE}={value!r}: {said}{end} Examples: {_EXAMPLES}.")
+
+
+def _meant(word: str) -> str:
+    """A setting with the value, or of the name, that a lone word may stand for."""
+    names = {each.name: f"{each.name}=..." for each in fields(OffloadConfig)}
+    near = did_you_mean(word, [*_WORDS, *names])
+    for known, meant in (_WORDS | names).items():
+        near = near.replace(repr(known), repr(meant))
+    return near
 
 
 def _value(name: str, given: str) -> Any:
     known = [each.name for each in fields(OffloadConfig)]
     if name not in known and name not in OLD_NAMES:
+        apart = "; settings stand between commas" if re.search(r"[\s;]", name) else ""
+        near = did_you_mean(name, [*known, *OLD_NAMES])
         raise ConfigError(
-            f"{VARIABLE} has an unknown setting {name!r}{did_you_mean(name, known)}; "
-            f"known: {', '.join(known)}"
+            f"unknown setting {name!r}{apart}{near}; known: {', '.join(known)}"
         )
+    if not given or given.lower() in ("none", "null"):
+        raise ConfigError(f"{name} expects a value, got {given!r}; leave {name} out")
     if name == "trace":
         if given.lower() not in ("true", "false"):
-            raise ConfigError(f"{VARIABLE}: trace expects true or false, got {given!r}")
+            raise ConfigError(f"trace expects true or false, got {given!r}")
         return given.lower() == "true"
     if name in _NUMBERS:
         try:
             return int(given)
         except ValueError:
-            raise ConfigError(
-                f"{VARIABLE}: {name} expects a number, got {given!r}"
-            ) from None
+            raise ConfigError(f"{name} expects a number, got {given!r}") from None
+    if name in _LARGE and given.isdigit() and 0 < int(given) < MIB:
+        raise ConfigError(f"{name} is {given} bytes; did you mean '{given}GB'?")
     if name in _LISTS and os.pathsep in given:
         return tuple(given.split(os.pathsep))
     return given

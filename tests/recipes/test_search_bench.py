@@ -7,6 +7,12 @@ import pytest
 
 from recipes.bench.harness.cli import run
 from recipes.bench.search import layout_regret, table_regret
+from ssdtrain.plan.goal import DEVICE_RESERVE
+from ssdtrain.tools.foresight.device import load_device
+
+RESULTS_OF_LAYOUTS = (
+    Path(layout_regret.__file__).parent.parent / "results/search/layout_regret.json"
+)
 
 
 def test_what_a_choice_of_tables_loses() -> None:
@@ -45,6 +51,27 @@ def test_how_predictions_of_layouts_hold() -> None:
 def test_at_least_six_layouts_of_each_model(name: str) -> None:
     for subjects in (layout_regret.SUBJECTS, layout_regret.SMALL):
         assert len(layout_regret.layouts_of(subjects[name])) >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "least", "most"), [("4B", 0, 1), ("ViT", -1, 0)])
+def test_peaks_that_two_h200s_measured(name: str, least: int, most: int) -> None:
+    """In percent; the last rows are what a session asked for instead of less."""
+    record = RESULTS_OF_LAYOUTS.read_text(encoding="utf-8")
+    cells = json.loads(record)["cells"]
+    context = load_device("h200").context_bytes
+    compared = 0
+    for at, price in layout_regret.predicted(name, False, "h200").items():
+        row = cells.get(f"{name}: {at}", {})
+        if "bytes" in row and "ssdtrain" not in at:
+            error = (price.memory_bytes + context) / row["bytes"] - 1
+            assert least <= 100 * error + 0.4 and 100 * error - 0.4 <= most, (at, error)
+            compared += 1
+        elif "error" in row:
+            asked = int(row["error"].split("at least ")[1].split(",")[0])
+            used = asked * (1 - DEVICE_RESERVE)
+            assert price.memory_bytes + context > 0.965 * used, at
+    assert compared >= 4
 
 
 @pytest.mark.slow

@@ -99,8 +99,8 @@ def test_paths(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"plan": "offload_all"}, "did you mean 'offload-all'?"),
         ({"verify": "check"}, "did you mean 'checksum'?"),
         ({"min_byte": 1}, "did you mean 'min_bytes'?"),
-        ({"io_threads": 0}, "io_threads expects an integer >= 1, got 0"),
-        ({"io_threads": 1.5}, "io_threads expects an integer >= 1, got 1.5"),
+        ({"io_threads": 0}, "io_threads expects an integer from 1 to 1024, got 0"),
+        ({"io_threads": 1.5}, "io_threads expects an integer from 1 to 1024, got 1.5"),
         ({"host_bytes": 0}, "host_bytes expects at least 1 bytes, got 0"),
     ],
 )

@@ -38,14 +38,15 @@ from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN, SELECTIVE
 from ssdtrain.tools.report.public_models import PUBLIC
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.layout_search import job_of, keyed_costs
-from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
+from ssdtrain.tools.search.parallel_layout import Division, Job, ParallelLayout
 from ssdtrain.tools.search.pricing import Key, PricedLayout, Pricer
 from ssdtrain.tools.search.stage_costs import (
     OURS,
-    ActivationCost,
     PerLayer,
     StageCosts,
+    activation_cost,
     priced,
+    untied_head,
 )
 from ssdtrain.tools.search.stores import Stores
 
@@ -148,19 +149,20 @@ def whole_costs(
         model, forward = public_subject(shape, sequences * tokens)
         links = links_of(device.spec)
         found = priced(estimate(model, forward, links, device, min_bytes=1))
-    count = len(find_regions(model))
+    regions = find_regions(model)
+    count = len(regions)
 
     def line(total: float) -> PerLayer:
         return PerLayer(layer=total / count, ends=0.0)
 
     ways = {
-        name: ActivationCost(
-            milliseconds=line(ms), activation_bytes=line(peak), moved_bytes=line(moved)
-        )
-        for name, (ms, peak, moved) in found.items()
+        name: activation_cost(own, own, lambda total, _: line(total))
+        for name, own in found.items()
     }
     parameters = sum(one.numel() for one in model.parameters())
-    return count, StageCosts(ways=ways, parameters=line(parameters))
+    inside = sum(p.numel() for one in regions for p in one.module.parameters())
+    own = PerLayer(layer=inside / count, ends=parameters - inside)
+    return count, StageCosts(ways=ways, parameters=own, head=untied_head(model))
 
 
 @functools.cache
@@ -177,7 +179,7 @@ def predicted(name: str, small: bool, gpu: str) -> dict[str, PricedLayout]:
     else:
         shape, tokens = subject.shape, subject.tokens
         layers, whole = whole_costs(shape, sequences, tokens, device)
-        costs = {(1, sequences, False): whole}
+        costs = {(1, sequences, Division.NONE): whole}
     pricer = Pricer(
         job=job_for(subject, layers),
         spec=device.spec,
@@ -331,7 +333,8 @@ def _cell(
     name: str, at: str, small: bool, gpu: str, on: str, limit_s: float
 ) -> dict[str, Any]:
     price = predicted(name, small, gpu)[at]
-    given = name, at, small, on, int(price.memory_bytes), 1.0 if small else SETTLE_S
+    limit = int(price.memory_bytes) + load_device(gpu).context_bytes
+    given = name, at, small, on, limit, 1.0 if small else SETTLE_S
     row = answer_of(measured, given, limit_s, PRELOAD, ranks=GPUS)
-    told = {"predicted_ms": price.step_ms, "predicted_bytes": price.memory_bytes}
+    told = {"predicted_ms": price.step_ms, "predicted_bytes": limit}
     return {**row, **told, "parts_ms": dict(price.parts_ms)}

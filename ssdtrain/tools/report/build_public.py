@@ -265,6 +265,12 @@ class Lora(nn.Module):
         self.down = nn.Linear(base.in_features, RANK, bias=False, dtype=dtype)
         self.up = nn.Linear(RANK, base.out_features, bias=False, dtype=dtype)
 
+    def __getattr__(self, name: str) -> Any:
+        """What a linear layer has, such as `weight`, for models that read it."""
+        if name in ("base", "down", "up"):
+            return super().__getattr__(name)
+        return getattr(self.base, name)
+
     def forward(self, x: Tensor) -> Tensor:
         """(rows, in) to (rows, out)."""
         found: Tensor = self.base(x) + self.up(self.down(x)) * 2.0

@@ -3,7 +3,7 @@ the same tensors and take the same time. Seconds instead of minutes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ssdtrain.plan.profile import Item, Mark, Phase, Profile, RegionRun
 
@@ -78,6 +78,32 @@ def deeper(profile: Profile, by: Repeated) -> Profile:
     )
     return replace(
         profile, kinds={kind: new_items}, regions={kind: new_runs}, marks=tuple(marks)
+    )
+
+
+def raised(profile: Profile, first: int, num_bytes: int) -> Profile:
+    """Return the profile of one lane with so many bytes more in use in the backward of
+    a region's call and of those before it. `first`: its number; negative: from the end.
+    """
+    [kind] = profile.lanes
+    items, runs = profile.kinds[kind], profile.regions[kind]
+    first = range(len(runs))[max(first, -len(runs))]
+    call_of = _calls_of(items, runs)
+    inside = [
+        at
+        for at, mark in enumerate(profile.marks)
+        if mark.phase is Phase.BACKWARD and NONE < call_of[mark.item] <= first
+    ]
+    late = range(min(inside), max(inside) + 1) if inside else range(0)
+
+    def more(one: Mark | RegionRun, is_late: bool) -> Any:
+        extra = num_bytes if is_late else 0
+        return replace(one, other_bytes=one.other_bytes + extra)
+
+    return replace(
+        profile,
+        marks=tuple(more(mark, at in late) for at, mark in enumerate(profile.marks)),
+        regions={kind: tuple(more(run, at <= first) for at, run in enumerate(runs))},
     )
 
 

@@ -2,6 +2,7 @@
 capture on the meta device gives a profile; plain training, checkpointing and ssdtrain's
 plan are prices of it, by the simulator that plans are made with."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ssdtrain.errors import ConfigError
@@ -9,6 +10,7 @@ from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Simulation, keep_all, simulate
@@ -35,7 +37,7 @@ ROOM = 0.75
 CONTEXT = 1024
 """Tokens in which the longest context is told."""
 MANY = 12_000
-"""Operators of a step from which on larger ones are not tried: each takes seconds."""
+"""Operators of all further steps that are tried: a thousand take a second or so."""
 HOST_SHARE = 0.1
 """Of a plain step, from which on it is said that the host bounds it."""
 ALIKE = 0.02
@@ -43,6 +45,7 @@ ALIKE = 0.02
 UNTRIED = "how large a step fits was not looked for, as this one has many operators."
 PLAIN, CHECKPOINTING = "plain", "checkpointing"
 SELECTIVE, OURS = "selective", "ssdtrain"
+FixedWay = tuple[Timeline, Mapping[str, Sequence[Order]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,25 +185,26 @@ def _too_large(question: Question, captured: Captured, usable: int) -> str:
 
 def priced_ways(captured: Captured) -> dict[str, tuple[float, int]]:
     """Return (ms, whole peak in bytes) of the ways that need no plan."""
-    base = captured.profile.base_bytes
+    base, found = captured.profile.base_bytes, {}
+    for name, (timeline, orders) in fixed_ways(captured):
+        outcome = Simulation(timeline, orders).run()
+        ms = _with_links(captured, outcome.step_ms)
+        found[name] = ms, base + outcome.peak_bytes
+    return found
 
-    def priced(profile: Profile, name: str) -> tuple[float, int] | None:
-        timeline = Timeline(profile)
-        policies = {policy.name: policy for policy in fixed_policies(timeline)}
-        if (policy := policies.get(name)) is None:
-            return None
-        orders = schedule(timeline, policy.placements, policy.style)
-        found = simulate(timeline, orders)
-        return _with_links(captured, found.step_ms), base + found.peak_bytes
 
+def fixed_ways(captured: Captured) -> Iterator[tuple[str, FixedWay]]:
+    """Return the ways that need no plan, as they are simulated."""
     profile = captured.profile
-    some = selective(profile, captured.stored) if captured.stored else profile
-    found = {
-        PLAIN: priced(profile, "keep-all"),
-        CHECKPOINTING: priced(profile, "regions"),
-        SELECTIVE: priced(some, "regions"),
-    }
-    return {name: each for name, each in found.items() if each is not None}
+    some = whole = Timeline(profile)
+    if captured.stored:
+        some = Timeline(selective(profile, captured.stored))
+    asked = {PLAIN: (whole, "keep-all"), CHECKPOINTING: (whole, "regions")}
+    for name, (timeline, wanted) in (asked | {SELECTIVE: (some, "regions")}).items():
+        for policy in fixed_policies(timeline):
+            if policy.name == wanted:
+                orders = schedule(timeline, policy.placements, policy.style)
+                yield name, (timeline, orders)
 
 
 def _host_wait_ms(profile: Profile) -> float:
@@ -278,9 +282,9 @@ def _longest(
     where the size changes nothing. Between two sizes a peak lies below the line from
     one to the other."""
     device, size = load_device(question.gpu), question.size
-    sizes = (size, 2 * size, WIDER * size)
-    if shape is not None:
-        sizes = (size // WIDER, size, WIDER * size)
+    more = (WIDER * size, 2 * size if shape is None else size // WIDER)
+    tried = MANY // captured.num_operators
+    sizes = sorted((size, *more[:tried]))
     peaks = {
         one: _peaks(
             captured if one == size else captured_step(question, shape, device, one)
@@ -297,7 +301,7 @@ def _longest(
         known = {one: each[name] for one, each in peaks.items() if name in each}
         return _most(known, capacity)
 
-    for _ in range(PROBES):
+    for _ in range(min(PROBES, tried - len(more))):
         farthest, largest = max(map(most_of, names)), max(peaks)
         if farthest <= largest:
             break

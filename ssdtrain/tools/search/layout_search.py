@@ -171,4 +171,4 @@ def keyed_costs(
     found = stage_costs(
         shape, degree, sequences, job.tokens, device, is_blocking=is_blocking
     )
-    return {(degree, sequences, divided): one for divided, one in found.items()}
+    return {(degree, sequences, division): one for division, one in found.items()}

@@ -4,6 +4,7 @@ neighbours among those that hold the same weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import product
 
 from ssdtrain.tools.search.experts import Experts
@@ -11,6 +12,17 @@ from ssdtrain.tools.search.experts import Experts
 SHORTEST = 2048
 """Tokens of a sequence that a rank has at least under context parallelism."""
 MOST_CHUNKS = 8
+
+
+class Division(Enum):
+    """What of norms, residuals and their results a tensor-parallel rank saves."""
+
+    NONE = "none"
+    """All of it: no sequence parallelism."""
+    SHARES = "shares"
+    """Its share of everything; Megatron gathers it again for backward."""
+    INPUTS_WHOLE = "inputs whole"
+    """Its share, but what column-parallel layers read as they read it: DTensor."""
 
 
 @dataclass(frozen=True, kw_only=True)

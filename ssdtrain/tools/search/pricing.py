@@ -15,9 +15,10 @@ from ssdtrain.tools.search.frameworks import (
     WEIGHT,
     Framework,
     RankWeights,
+    StepMoment,
     framework_of,
 )
-from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
+from ssdtrain.tools.search.parallel_layout import Division, Job, ParallelLayout
 from ssdtrain.tools.search.stage_costs import ActivationCost, StageCosts
 from ssdtrain.tools.search.stores import Resting, Stores
 
@@ -28,7 +29,7 @@ REDUCES, EXCHANGES = 4, 4
 AGAIN = 0.5
 """Of these, those that come again where a layer's forward runs again."""
 
-Key = tuple[int, int, bool]
+Key = tuple[int, int, Division]
 """Tensor-parallel degree, sequences of a micro-batch, sequence parallelism."""
 
 
@@ -112,16 +113,26 @@ class _Priced:
         captured = max(1, int(sequences))
         self.share = sequences / captured
         """Of what was captured, that this rank has."""
-        self._costs = pricer.costs[layout.tensor, captured, layout.divided]
-        self._whole = pricer.costs.get((1, captured, False), self._costs)
-        """What a rank has without tensor parallelism."""
+        is_fsdp2 = self._framework is Framework.FSDP2
+        division = Division.NONE
+        if layout.divided:
+            division = Division.INPUTS_WHOLE if is_fsdp2 else Division.SHARES
+        self._costs = pricer.costs[layout.tensor, captured, division]
+        undivided = pricer.costs.get((1, captured, Division.NONE), self._costs)
+        # Under FSDP2 every rank has all words' logits, and splits embedding and head
+        # only where it divides the sequence.
+        self._logits = undivided if is_fsdp2 else self._costs
+        splits_ends = layout.divided or not is_fsdp2
+        own = self._costs if splits_ends else undivided
+        self._root, self._head = own.parameters.ends, own.head
+        """Parameters of this rank that are in no layer; the head's."""
         self.layers = -(-self._job.layers // layout.pipeline)
         """Of the fullest stage."""
         self.name = self._costs.way_of(layout.way, self.layers)
         """Of the way whose price it has; see `way_of`."""
         self.way = self._costs.ways[self.name]
         self.count = layout.micro_batches(self._job.batch)
-        self._dense = self._costs.parameters.of(self.layers)
+        self._dense = self._costs.parameters.layer * self.layers + self._root
         experts = self._job.experts
         self._layer_experts = 0.0
         """Parameters of a layer's experts that this rank has."""
@@ -243,26 +254,32 @@ class _Priced:
     # -- memory ------------------------------------------------------------------------
 
     def memory_parts(self) -> dict[str, float]:
-        """Return the peak of the first stage, which holds the most micro-batches."""
-        layout, held = self._layout, self.way.activation_bytes
-        ends = held.ends
-        if self._framework is Framework.FSDP2:  # every rank has all words' logits
-            ends = self._whole.ways[self.name].activation_bytes.ends
-        parameters = self._costs.parameters
+        """Return what the first stage, which holds the most micro-batches, has at its
+        fullest moment."""
+        layout = self._layout
         weights = RankWeights(
             shared=[(size, ranks) for size, ranks, _ in self._sharded()],
-            layer=parameters.layer + self._layer_experts,
-            root=parameters.ends,
+            layer=self._costs.parameters.layer + self._layer_experts,
+            root=self._root,
+            head=self._head,
             zero=layout.zero,
             accumulates=self.count > 1,
         )
-        first, *later = weights.held(self._framework)
-        flying = layout.flying(self._job.batch)
-        stack = flying * self.layers * (self.share * held.layer + self._copies())
-        parts = {**first, "activations": stack + self.share * ends}
-        whole = sum(parts.values())
-        most = max((sum(one.values()) for one in later), default=whole)
-        return {**parts, "end of step": max(0.0, most - whole)}
+        found = [
+            {**parts, "activations": self._activations(moment)}
+            for moment, parts in weights.held(self._framework)
+        ]
+        return max(found, key=lambda parts: sum(parts.values()))
+
+    def _activations(self, moment: StepMoment) -> float:
+        if moment is StepMoment.AFTER:
+            return 0.0
+        held = self.way.activation_bytes[moment]
+        ends = self._logits.ways[self.name].activation_bytes[moment].ends
+        flying = self._layout.flying(self._job.batch)
+        stack = flying * self.layers * self.share * held.layer
+        copied = 1 if moment is StepMoment.LAST else flying * self.layers
+        return stack + self.share * ends + copied * self._copies()
 
     def _copies(self) -> float:
         """Bytes of a layer's tokens at its experts, and of what they give."""

@@ -7,15 +7,16 @@ Ways to keep activations: plain, checkpointing, selective checkpointing, and ssd
 at some prices of a byte, at which every tensor stays, moves or is made again.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.plan.plan import Order
 from ssdtrain.plan.prices import LEVELS, Priced, Prices
-from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.profile import Item, Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Simulation
 from ssdtrain.plan.timeline import Timeline
@@ -23,10 +24,12 @@ from ssdtrain.tools.foresight.device import DeviceCosts
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Shape, public_subject
 from ssdtrain.tools.report.capture import Captured
-from ssdtrain.tools.report.deeper import Repeated, calls_of, deeper
+from ssdtrain.tools.report.deeper import Repeated, calls_of, deeper, raised
 from ssdtrain.tools.report.estimate import Estimated, estimate
-from ssdtrain.tools.report.fits import PLAIN, priced_ways
+from ssdtrain.tools.report.fits import PLAIN, fixed_ways
 from ssdtrain.tools.search.experts import WIDE, dense_of, experts_of
+from ssdtrain.tools.search.frameworks import StepMoment
+from ssdtrain.tools.search.parallel_layout import Division
 
 HEADS, GROUPS = "num_attention_heads", "num_key_value_heads"
 WORDS, HIDDEN = "vocab_size", "hidden_size"
@@ -36,6 +39,10 @@ OURS = "ssdtrain"
 """Begins the names of ways at a price of a byte."""
 PRICES = tuple(LEVELS * part // 16 for part in (4, 6, 10, 11, 12, 14))
 """Levels of `Prices` that are ways; below the first everything stays."""
+COLUMN_PARALLEL = ("q_proj", "gate_proj", "lm_head")
+"""The first layers that read a norm's result: whole under sequence parallelism."""
+RAISE = 1 << 50
+"""Bytes by which a part of backward is raised above all others."""
 REPEATS = (4, 12)
 """Times that the captured layers' period comes more than once."""
 
@@ -57,8 +64,8 @@ class ActivationCost:
     """One way to keep the activations of a micro-batch."""
 
     milliseconds: PerLayer
-    activation_bytes: PerLayer
-    """On the device, at the peak."""
+    activation_bytes: Mapping[StepMoment, PerLayer]
+    """On the device, at most."""
     moved_bytes: PerLayer = PerLayer(layer=0.0, ends=0.0)
     """That leave the device for host memory or the SSD, and come back."""
 
@@ -71,6 +78,8 @@ class StageCosts:
     """By name, such as "plain" and "checkpointing"."""
     parameters: PerLayer
     """A count, experts left out."""
+    head: float
+    """Parameters of an output embedding that is not tied to the input's."""
 
     def way_of(self, name: str, layers: int) -> str:
         """Return the way, or plain training where its lines, drawn through more layers,
@@ -116,9 +125,9 @@ def stage_costs(
     device: DeviceCosts,
     *,
     is_blocking: bool = False,
-) -> dict[bool, StageCosts]:
-    """Capture and price one rank's part under tensor parallelism of a `degree`, by
-    whether sequence parallelism is on. `is_blocking`: the host waits for every kernel
+) -> dict[Division, StageCosts]:
+    """Capture and price one rank's part under tensor parallelism of a `degree`, without
+    and with sequence parallelism. `is_blocking`: the host waits for every kernel
     (CUDA_LAUNCH_BLOCKING)."""
     part = sharded_shape(dense_of(shape), degree)
     period = part.period
@@ -134,13 +143,23 @@ def stage_costs(
     parameters = PerLayer(layer=layer, ends=ends)
     whole = sequences * tokens * part.values[HIDDEN]
     costs = {}
-    for divided in (False, True) if degree > 1 else (False,):
+    for division in Division if degree > 1 else (Division.NONE,):
         profile = found.profile
-        if divided:
-            profile = _along_sequence(profile, whole, degree)
+        if division is not Division.NONE:
+            profile = _along_sequence(profile, whole, degree, division)
         ways = _lines(found._replace(profile=profile), period)
-        costs[divided] = StageCosts(ways=ways, parameters=parameters)
+        costs[division] = StageCosts(
+            ways=ways, parameters=parameters, head=untied_head(model)
+        )
     return costs
+
+
+def untied_head(model: Any) -> int:
+    """Return the parameters of a model's output embedding; 0: none of its own."""
+    head, words = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or head.weight is words.weight:
+        return 0
+    return int(head.weight.numel())
 
 
 def _blocking(profile: Profile) -> Profile:
@@ -153,18 +172,29 @@ def _blocking(profile: Profile) -> Profile:
     return replace(profile, marks=marks, regions=regions)
 
 
-def _along_sequence(profile: Profile, whole: int, degree: int) -> Profile:
+def _along_sequence(
+    profile: Profile, whole: int, degree: int, division: Division
+) -> Profile:
     """Divide the items that have every element of the hidden state."""
-    kinds = {
-        kind: tuple(
-            replace(item, num_bytes=item.num_bytes // degree)
-            if item.num_bytes in (2 * whole, 4 * whole)
-            else item
-            for item in items
-        )
-        for kind, items in profile.kinds.items()
-    }
+
+    def divided(item: Item) -> Item:
+        if item.num_bytes not in (2 * whole, 4 * whole):
+            return item
+        reader = item.module.rpartition(".")[2]
+        if division is Division.INPUTS_WHOLE and reader in COLUMN_PARALLEL:
+            return replace(item, recipe=None, inputs=())  # a collective made it
+        return replace(item, num_bytes=item.num_bytes // degree)
+
+    kinds = {kind: tuple(map(divided, items)) for kind, items in profile.kinds.items()}
     return replace(profile, kinds=kinds)
+
+
+class WayFigures(NamedTuple):
+    """One way at one depth."""
+
+    ms: float
+    moved_bytes: float
+    activation_bytes: Mapping[StepMoment, float]
 
 
 def _lines(found: Estimated, period: int) -> dict[str, ActivationCost]:
@@ -176,43 +206,68 @@ def _lines(found: Estimated, period: int) -> dict[str, ActivationCost]:
         layer = (second - first) / (deep - shallow)
         return PerLayer(layer=layer, ends=first - shallow * layer)
 
-    return {
-        name: ActivationCost(
-            milliseconds=line(few[name][0], more[name][0]),
-            activation_bytes=line(few[name][1], more[name][1]),
-            moved_bytes=line(few[name][2], more[name][2]),
-        )
-        for name in few
-    }
+    return {name: activation_cost(few[name], more[name], line) for name in few}
 
 
-def _ways(found: Estimated, by: Repeated) -> dict[str, tuple[float, float, float]]:
-    """Return (ms, peak bytes, moved bytes) of each way at one depth."""
+def activation_cost(
+    few: WayFigures, more: WayFigures, line: Callable[[float, float], PerLayer]
+) -> ActivationCost:
+    """Return a way's figures as lines through two depths."""
+    return ActivationCost(
+        milliseconds=line(few.ms, more.ms),
+        activation_bytes={
+            moment: line(few.activation_bytes[moment], more.activation_bytes[moment])
+            for moment in few.activation_bytes
+        },
+        moved_bytes=line(few.moved_bytes, more.moved_bytes),
+    )
+
+
+def _ways(found: Estimated, by: Repeated) -> dict[str, WayFigures]:
+    """Return the figures of each way at one depth."""
     stored = tuple(found.stored[each] for each in calls_of(len(found.stored), by))
     return priced(found._replace(profile=deeper(found.profile, by), stored=stored))
 
 
-def priced(found: Estimated) -> dict[str, tuple[float, float, float]]:
-    """Return (ms, peak bytes, moved bytes) of each way."""
+def priced(found: Estimated) -> dict[str, WayFigures]:
+    """Return the figures of each way."""
     profile = found.profile
     captured = Captured(
         profile=profile, weights=0, gradients=0, optimizer=0, stored=found.stored
     )
-    fixed = {
-        name: (ms, peak - profile.base_bytes, 0.0)
-        for name, (ms, peak) in priced_ways(captured).items()
-    }
-    return {**fixed, **dict(_at_prices(Timeline(profile)))}
-
-
-def _at_prices(timeline: Timeline) -> Iterator[tuple[str, tuple[float, float, float]]]:
-    """What every tensor's cheapest place costs, at some prices of a byte."""
+    ways = dict(fixed_ways(captured))
+    timeline, _ = ways[PLAIN]
     prices = Prices(timeline, with_runs=True)
     for number, level in enumerate(PRICES, 1):
         placements = prices.placements(Priced(level, 0, 0))
-        outcome = Simulation(timeline, schedule(timeline, placements)).run()
-        moved = outcome.moved_bytes["d2h"]
-        yield f"{OURS} {number}", (outcome.step_ms, outcome.peak_bytes, moved)
+        ways[f"{OURS} {number}"] = timeline, schedule(timeline, placements)
+    later = {id(own): _later(own) for own, _ in ways.values()}
+    return {
+        name: _figures(own, later[id(own)], orders)
+        for name, (own, orders) in ways.items()
+    }
+
+
+def _later(timeline: Timeline) -> dict[StepMoment, Timeline]:
+    """Return timelines whose peak is at a moment of backward."""
+    calls = {StepMoment.REDUCING: -2, StepMoment.LAST: 0}
+    return {
+        moment: Timeline(raised(timeline.profile, call, RAISE))
+        for moment, call in calls.items()
+    }
+
+
+def _figures(
+    timeline: Timeline,
+    later: Mapping[StepMoment, Timeline],
+    orders: Mapping[str, Sequence[Order]],
+) -> WayFigures:
+    outcome = Simulation(timeline, orders).run()
+    held = {StepMoment.PEAK: float(outcome.peak_bytes)}
+    for moment, raised_line in later.items():
+        most = Simulation(raised_line, orders).run().peak_bytes
+        held[moment] = float(most - RAISE)
+    return WayFigures(outcome.step_ms, outcome.moved_bytes["d2h"], held)
 
 
 def _captured(

@@ -5,9 +5,9 @@ import pytest
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.spec import H200
-from ssdtrain.tools.search.frameworks import BUCKET, Framework, RankWeights
+from ssdtrain.tools.search.frameworks import BUCKET, Framework, RankWeights, StepMoment
 from ssdtrain.tools.search.layout_search import Asked, search
-from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
+from ssdtrain.tools.search.parallel_layout import Division, Job, ParallelLayout
 from ssdtrain.tools.search.pricing import PricedLayout, Pricer
 from ssdtrain.tools.search.stage_costs import ActivationCost, PerLayer, StageCosts
 from ssdtrain.tools.search.stores import Stores
@@ -22,12 +22,17 @@ runs it."""
 
 
 def costs(parameters: tuple[float, float], held: tuple[float, float]) -> StageCosts:
+    """Those of a step whose activations are gone before gradients are there."""
+    gone = dict.fromkeys(StepMoment, PerLayer(layer=0.0, ends=0.0))
     own = ActivationCost(
         milliseconds=PerLayer(layer=1.0, ends=1.0),
-        activation_bytes=PerLayer(layer=held[0], ends=held[1]),
+        activation_bytes={
+            **gone,
+            StepMoment.PEAK: PerLayer(layer=held[0], ends=held[1]),
+        },
     )
     count = PerLayer(layer=parameters[0], ends=parameters[1])
-    return StageCosts(ways={"plain": own}, parameters=count)
+    return StageCosts(ways={"plain": own}, parameters=count, head=0.0)
 
 
 def priced(layers: int, batch: int, **more: int) -> PricedLayout:
@@ -39,7 +44,10 @@ def priced(layers: int, batch: int, **more: int) -> PricedLayout:
         cluster=cluster_of("nvlink:2", H200),
         capacity_bytes=H200.memory_bytes,
         stores=Stores(host_bytes=0.0),
-        costs={(1, 1, False): costs(*whole), (2, 1, True): costs(*HALF)},
+        costs={
+            (1, 1, Division.NONE): costs(*whole),
+            (2, 1, Division.INPUTS_WHOLE): costs(*HALF),
+        },
     )
     return pricer.price(ParallelLayout(**{**plain, **more}))  # type: ignore[arg-type]
 
@@ -79,10 +87,11 @@ def test_the_end_of_backward_under_fsdp2() -> None:
         shared=[(8 * layer + root, 2)],
         layer=layer,
         root=root,
+        head=0.0,
         zero=3,
         accumulates=False,
     )
-    end = weights.held(Framework.FSDP2)[1]
+    end = dict(weights.held(Framework.FSDP2))[StepMoment.AFTER]
     tracked = 7.523e9 - 2.393e9
     assert tracked < end["reduced"] + end["gradients"] < 1.08 * tracked
 
@@ -93,11 +102,17 @@ def test_what_deepspeed_holds() -> None:
 
     def held(zero: int, accumulates: bool) -> list[float]:
         weights = RankWeights(
-            shared=[(1e12, 1)], layer=0.0, root=0.0, zero=zero, accumulates=accumulates
+            shared=[(1e12, 1)],
+            layer=0.0,
+            root=0.0,
+            head=0.0,
+            zero=zero,
+            accumulates=accumulates,
         )
         return [
             round(sum(one.values()) / 1e12, 1)
-            for one in weights.held(Framework.DEEPSPEED)
+            for moment, one in weights.held(Framework.DEEPSPEED)
+            if moment is not StepMoment.LAST
         ]
 
     assert held(2, False) == held(1, False) == [14.0, 16.0, 22.0]
@@ -112,9 +127,14 @@ def test_more_of_zero_never_holds_more(framework: Framework, zero: int) -> None:
 
     def held(zero: int) -> list[float]:
         own = RankWeights(
-            shared=[(7e10, 64)], layer=8e8, root=1e9, zero=zero, accumulates=True
+            shared=[(7e10, 64)],
+            layer=8e8,
+            root=1e9,
+            head=0.0,
+            zero=zero,
+            accumulates=True,
         )
-        return [sum(one.values()) for one in own.held(framework)]
+        return [sum(one.values()) for _, one in own.held(framework)]
 
     buckets = 2 * BUCKET * 2
     for less, more in zip(held(zero), held(min(3, zero + 1)), strict=True):

@@ -17,9 +17,15 @@ from ssdtrain.tools.foresight.simulate import simulate_ranks
 from ssdtrain.tools.foresight.spec import H100
 from ssdtrain.tools.report.build_public import Loss, Shape, Train
 from ssdtrain.tools.search.experts import Experts
+from ssdtrain.tools.search.frameworks import StepMoment
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.layout_search import Asked, Ranked, search
-from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout, layouts
+from ssdtrain.tools.search.parallel_layout import (
+    Division,
+    Job,
+    ParallelLayout,
+    layouts,
+)
 from ssdtrain.tools.search.pricing import PricedLayout, Pricer
 from ssdtrain.tools.search.search_command import layouts_to_json, lines
 from ssdtrain.tools.search.stage_costs import (
@@ -42,26 +48,31 @@ SMALL = {
 }
 
 
-def costs(degree: int, divided: bool) -> StageCosts:
-    held = 1e9 / degree * (0.5 if divided else 1.0)
+def costs(degree: int, division: Division) -> StageCosts:
+    held = 1e9 / degree * (1.0 if division is Division.NONE else 0.5)
     ends = PerLayer(layer=held, ends=4e9)
     return StageCosts(
         ways={
             "plain": ActivationCost(
                 milliseconds=PerLayer(layer=30.0 / degree, ends=50.0 / degree),
-                activation_bytes=ends,
+                activation_bytes=dict.fromkeys(StepMoment, ends),
             ),
             "checkpointing": ActivationCost(
                 milliseconds=PerLayer(layer=40.0 / degree, ends=50.0 / degree),
-                activation_bytes=PerLayer(layer=6.7e7, ends=5e9),
+                activation_bytes=dict.fromkeys(
+                    StepMoment, PerLayer(layer=6.7e7, ends=5e9)
+                ),
             ),
             "ssdtrain 1": ActivationCost(
                 milliseconds=PerLayer(layer=31.0 / degree, ends=50.0 / degree),
-                activation_bytes=PerLayer(layer=held / 4, ends=4e9),
+                activation_bytes=dict.fromkeys(
+                    StepMoment, PerLayer(layer=held / 4, ends=4e9)
+                ),
                 moved_bytes=PerLayer(layer=held * 3 / 4, ends=0.0),
             ),
         },
         parameters=PerLayer(layer=2e8 / degree, ends=1e9 / degree),
+        head=0.0,
     )
 
 
@@ -73,9 +84,9 @@ def pricer(job: Job = JOB, stores: Stores | None = None) -> Pricer:
         capacity_bytes=80e9,
         stores=stores or Stores(host_bytes=1e12),
         costs={
-            (degree, 1, divided): costs(degree, divided)
+            (degree, 1, division): costs(degree, division)
             for degree in (1, 2, 4, 8)
-            for divided in (False, True)
+            for division in Division
         },
     )
 
@@ -107,7 +118,7 @@ def test_all_layouts_use_all_gpus(job: Job) -> None:
 
 def test_a_stage_of_few_layers_moves_no_less_than_nothing() -> None:
     """Lines drawn through seven layers and more, at one: plain training instead."""
-    full = costs(1, False)
+    full = costs(1, Division.NONE)
     moves = PerLayer(layer=1e9, ends=-2e9)
     way = replace(full.ways["ssdtrain 1"], moved_bytes=moves)
     faster = replace(way, milliseconds=PerLayer(layer=40.0, ends=-40.0))
@@ -115,7 +126,7 @@ def test_a_stage_of_few_layers_moves_no_less_than_nothing() -> None:
     for name, most in (("a", 1), ("b", 8)):
         assert both.way_of(name, most) == "plain"
         assert both.way_of(name, most + 1) == name
-    mine = replace(pricer(), costs={(1, 1, False): both})
+    mine = replace(pricer(), costs={(1, 1, Division.NONE): both})
     found = mine.price(layout(data=2, pipeline=8, way="b"))
     assert found.layout.way == "plain", "the row has the name of what it is priced as"
 
