@@ -324,7 +324,7 @@ def train(directory: Path, *more: str) -> dict[str, Any]:
         *("size.hidden_size=32", "size.num_heads=2", "size.num_layers=4"),
         *("size.sequence_length=32", "train.num_micro_batches=3", "train.steps=3"),
         *("train.micro_batch_size=2", "train.checkpoint_every=2"),
-        *("offload.min_bytes=0", "data.max_bytes=100000"),
+        *("offload.min_bytes=0", f"data.files=[{ROOT / 'README.md'}]"),
         f"data.cache_directory={directory}/tokens",
     ]
     script = Path(__file__).with_name("train_ranks.py")
