@@ -43,6 +43,12 @@ SMALL = {
 H100 = load_device("h100")
 
 
+@pytest.fixture
+def as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No longer sequence is tried, which takes most of the time of an answer."""
+    monkeypatch.setattr("ssdtrain.tools.report.fits._longest", lambda *asked: {})
+
+
 def peaks(profile: Profile) -> dict[str, tuple[float, int]]:
     timeline = Timeline(profile)
     found = {}
@@ -126,6 +132,7 @@ def test_a_plan_of_a_deep_model_is_searched_as_well() -> None:
     assert traffic.again_bytes > 0 and 0.9 * capacity < peak < capacity
 
 
+@pytest.mark.usefixtures("as_long_as_asked")
 def test_steps_that_the_host_bounds_are_told(tmp_path: Path) -> None:
     """A short step of many kernels waits for the host, a long one does not."""
     path = tmp_path / "config.json"
@@ -300,6 +307,7 @@ def test_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fits(Question(model="fixed.py:build")).longest == {}
 
 
+@pytest.mark.usefixtures("as_long_as_asked")
 def test_three_commands_tell_the_same_of_one_step(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -408,6 +416,7 @@ def test_a_loop_over_tokens_is_told(
         fits(Question(model=f"{tmp_path}/my.py:build"))
 
 
+@pytest.mark.usefixtures("as_long_as_asked")
 def test_values_narrower_than_keys_are_captured(tmp_path: Path) -> None:
     """As DeepSeek's latent attention has them."""
     (tmp_path / "my.py").write_text(
