@@ -244,10 +244,7 @@ def test_accelerate_on_two_ranks(tmp_path: Path) -> None:
 
 MODULE = (
     ("import torch\n", "import ssdtrain\nimport torch\n"),
-    (
-        "loader = torch",
-        f"session = ssdtrain.offload(task, {SETTINGS})\nloader = torch",
-    ),
+    ("loader = torch", f"session = ssdtrain.offload(task, {SETTINGS})\nloader = torch"),
 )
 HOOKED = (
     ("import torch\n", "import ssdtrain\nimport torch\n"),

@@ -248,11 +248,7 @@ SMALL_GRAPH = ("gnn=rgcn", "trainer.data.scale=0.05", "trainer.data.num_labelled
             "checkpoints/checkpoint.pt",
         ),
         (
-            (
-                *SMALL_GRAPH,
-                "trainer.epochs=1",
-                "trainer.run.checkpoint_epochs=1",
-            ),
+            (*SMALL_GRAPH, "trainer.epochs=1", "trainer.run.checkpoint_epochs=1"),
             "checkpoint.pt",
         ),
     ],

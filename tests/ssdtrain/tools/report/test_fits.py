@@ -268,9 +268,7 @@ def build(micro_batch):
 
 
 def test_plan_refuses_what_cannot_fit_and_never_loses_to_its_rows(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my.py").write_text(MODEL)
@@ -314,9 +312,7 @@ def test_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("as_long_as_asked")
 def test_three_commands_tell_the_same_of_one_step(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`fits`, `foresight predict` and `plan --no-gpu`: memory and step of plain
     training."""

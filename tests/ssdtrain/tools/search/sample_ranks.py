@@ -167,11 +167,7 @@ def expected_bytes(problem: Problem, found: Partition) -> float:
     return total
 
 
-def train(
-    model: nn.Module,
-    batches: list[Tensor],
-    step: Any,
-) -> list[Tensor]:
+def train(model: nn.Module, batches: list[Tensor], step: Any) -> list[Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
     for batch in batches:

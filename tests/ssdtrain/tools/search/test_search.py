@@ -11,11 +11,7 @@ import torch
 from torch import nn
 
 from recipes.bench.search.baselines import BASELINES
-from recipes.bench.search.random_graphs import (
-    Maker,
-    compare,
-    random_problem,
-)
+from recipes.bench.search.random_graphs import Maker, compare, random_problem
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import Collective, straight_fabric
 from ssdtrain.tools.search.elimination import Factor, minimize
@@ -23,12 +19,7 @@ from ssdtrain.tools.search.language import Reducer
 from ssdtrain.tools.search.moves import WorkerAxis, cost, moves
 from ssdtrain.tools.search.placement import COPIED, Cut, Unreduced
 from ssdtrain.tools.search.problem import Problem
-from ssdtrain.tools.search.search import (
-    Partition,
-    Space,
-    exhaustive,
-    partition,
-)
+from ssdtrain.tools.search.search import Partition, Space, exhaustive, partition
 from ssdtrain.tools.search.trace import trace
 
 TWO = (WorkerAxis(2), WorkerAxis(2))
