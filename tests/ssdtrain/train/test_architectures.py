@@ -47,8 +47,7 @@ def trained(name: str, settings: dict[str, Any] | None, *, checkpoints: bool) ->
     kind, _, tuned = name.partition("/")
     stock, device = KNOWN[kind], torch.device("cpu")
     assert stock is not None
-    depth = 2 if stock.layers == ("num_hidden_layers",) else None
-    model = stock.model(stock.config(16, tiny=True, depth=depth), device)
+    model = stock.model(stock.config(16, tiny=True, depth=2), device)
     model = with_lora(model) if tuned else model
     if checkpoints:
         with warnings.catch_warnings():
