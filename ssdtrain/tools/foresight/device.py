@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -166,16 +167,23 @@ def load_device(name: str | Path) -> DeviceCosts:
     """A shipped device by its name, or a device file. Raises ConfigError: neither, or
     the file is damaged."""
     path = Path(name)
-    if path.suffix != ".json":
-        path = DATA / f"{name}{SUFFIX}"
-        relative = RELATIVES.get(str(name))
-        if not path.is_file() and relative in shipped():
-            return transferred(load_device(relative), SPECS[str(name)])
-        if not path.is_file():
-            raise ConfigError(
-                f"no device {str(name)!r}: expects one of {', '.join(shipped())}, or a "
-                "device file (.json), which `ssdtrain foresight learn` writes on a GPU"
-            )
+    return _read(path) if path.suffix == ".json" else _shipped_device(str(name))
+
+
+@cache
+def _shipped_device(name: str) -> DeviceCosts:
+    path, relative = DATA / f"{name}{SUFFIX}", RELATIVES.get(name)
+    if path.is_file():
+        return _read(path)
+    if relative in shipped():
+        return transferred(_shipped_device(relative), SPECS[name])
+    raise ConfigError(
+        f"no device {name!r}: expects one of {', '.join(shipped())}, or a "
+        "device file (.json), which `ssdtrain foresight learn` writes on a GPU"
+    )
+
+
+def _read(path: Path) -> DeviceCosts:
     try:
         values = load_json(path, _FORMAT.what, _FORMAT.remedy)
     except OSError as error:

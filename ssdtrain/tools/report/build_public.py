@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class Shape:
                 return length
         return 1
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of the layers, such as sliding and full attention; empty: all the
         same."""

@@ -50,6 +50,8 @@ class Meter(TorchDispatchMode):
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self._host: dict[int, int] = {}
         """Where host memory begins, while it lives, and its bytes."""
+        self._most_bytes = 0
+        """Of all these storages, some of which may be gone."""
         self.peak_bytes = 0
 
     @property
@@ -57,7 +59,12 @@ class Meter(TorchDispatchMode):
         """What is alive."""
         alive = {k: v for k, v in self._storages.items() if not v[0].expired()}
         self._storages = alive
-        return sum(num_bytes for _, num_bytes in alive.values())
+        self._most_bytes = sum(num_bytes for _, num_bytes in alive.values())
+        return self._most_bytes
+
+    def is_above(self, num_bytes: int) -> bool:
+        """Whether more is alive: asks storages only where it may be."""
+        return self._most_bytes > num_bytes and self.now_bytes > num_bytes
 
     def reset_peak(self) -> None:
         """The peak starts again from here."""
@@ -70,10 +77,11 @@ class Meter(TorchDispatchMode):
         if any(start <= at < start + size for start, size in [*self._host.items()]):
             return
         number = storage._cdata
-        known = self._storages.get(number)
-        if known is None or known[0].expired():
+        if number not in self._storages:  # held weakly, a number is not given again
             self._storages[number] = StorageWeakRef(storage), storage.nbytes()
-            self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+            self._most_bytes += storage.nbytes()
+            if self.is_above(self.peak_bytes):
+                self.peak_bytes = self._most_bytes
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

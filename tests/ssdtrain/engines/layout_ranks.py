@@ -26,10 +26,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
-from torch.distributed.pipelining import (
-    PipelineStage,
-    ScheduleInterleaved1F1B,
-)
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
 

@@ -127,9 +127,7 @@ def test_a_loss_that_is_kept_holds_up_the_reports(
     assert len(held(caplog)) == 1
 
 
-def test_forwards_of_one_step_hold_nothing_up(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_forwards_of_one_step_hold_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
     """Several of them before their backwards, and schedules that say where a step ends
     while the next one has begun."""
     model = tanhs()
@@ -234,9 +232,7 @@ def test_sessions_inside_one_another_are_told(
         assert hinted(caplog, "two sessions are open") == 1
 
 
-def test_forwards_without_a_backward_are_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_forwards_without_a_backward_are_told(caplog: pytest.LogCaptureFixture) -> None:
     model, words = tanhs(), "no backward has asked for what they saved"
     with ssdtrain.offload(model, max_overhead=0.01, min_bytes=0) as session:
         for _ in range(watch.NUM_FORWARDS):

@@ -7,12 +7,7 @@ import pytest
 
 from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.switch import VARIABLE
-from tests.ssdtrain.integrations.scripts import (
-    ALL,
-    END,
-    assert_equal_bits,
-    run,
-)
+from tests.ssdtrain.integrations.scripts import ALL, END, assert_equal_bits, run
 
 pytest.importorskip("lightning")
 from ssdtrain.integrations import lightning as ours

@@ -11,13 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.ssdtrain.integrations.loop_scripts import LOOPS
-from tests.ssdtrain.integrations.scripts import (
-    ALL,
-    ONLY,
-    assert_equal_bits,
-    run,
-    start,
-)
+from tests.ssdtrain.integrations.scripts import ALL, ONLY, assert_equal_bits, run, start
 from tests.ssdtrain.integrations.trainer_scripts import SCRIPTS
 
 Scripts = dict[str, tuple[str, str, bool]]

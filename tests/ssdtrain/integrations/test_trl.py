@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from tests.ssdtrain.integrations.scripts import ALL, assert_equal_bits, run, start
-from tests.ssdtrain.integrations.trl_scripts import (
-    alternating,
-    script,
-    scripts,
-)
+from tests.ssdtrain.integrations.trl_scripts import alternating, script, scripts
 
 pytest.importorskip("trl")
 pytestmark = pytest.mark.slow

@@ -130,9 +130,7 @@ def test_outputs_that_megatron_empties_stay_where_they_are() -> None:
 
     theirs = SimpleNamespace(checkpoint=checkpoint)
     router = megatron.Router(
-        schedules(),
-        SimpleNamespace(CheckpointWithoutOutput=theirs),
-        SimpleNamespace(),
+        schedules(), SimpleNamespace(CheckpointWithoutOutput=theirs), SimpleNamespace()
     )
     model = Discarding(theirs)
     settings: dict[str, Any] = {"min_bytes": 0, "plan": "offload-all"}
@@ -265,11 +263,7 @@ def test_what_megatron_cannot_build_is_refused_in_a_sentence() -> None:
 
     def refuse(family: Family, layout: Parallel, text: str) -> None:
         settings = ModelSettings(
-            family=family,
-            hidden_size=32,
-            num_layers=4,
-            num_heads=4,
-            sequence_length=16,
+            family=family, hidden_size=32, num_layers=4, num_heads=4, sequence_length=16
         )
         with pytest.raises(ConfigError, match=text):
             models.check_layout(settings, layout)
@@ -324,7 +318,7 @@ def train(directory: Path, *more: str) -> dict[str, Any]:
         *("size.hidden_size=32", "size.num_heads=2", "size.num_layers=4"),
         *("size.sequence_length=32", "train.num_micro_batches=3", "train.steps=3"),
         *("train.micro_batch_size=2", "train.checkpoint_every=2"),
-        *("offload.min_bytes=0", "data.max_bytes=100000"),
+        *("offload.min_bytes=0", f"data.files=[{ROOT / 'README.md'}]"),
         f"data.cache_directory={directory}/tokens",
     ]
     script = Path(__file__).with_name("train_ranks.py")

@@ -5,11 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ssdtrain.plan.calibrate import (
-    Corrections,
-    PlainTimes,
-    corrected,
-)
+from ssdtrain.plan.calibrate import Corrections, PlainTimes, corrected
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement

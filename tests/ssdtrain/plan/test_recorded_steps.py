@@ -30,12 +30,7 @@ from ssdtrain.tools.foresight.simulate import simulate_ranks as simulate_ranks
 
 RECORDED = Path(__file__).parent / "recorded"
 STEPS = RECORDED / "steps.json"
-NAMES = (
-    "h200_12288x3",
-    "h200_16384x2",
-    "h200_8192x4",
-    "h200_qwen3_4b_12_layers",
-)
+NAMES = ("h200_12288x3", "h200_16384x2", "h200_8192x4", "h200_qwen3_4b_12_layers")
 NUM_RANDOM = 12
 RELATIVE = 1e-9
 

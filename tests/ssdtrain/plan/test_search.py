@@ -16,13 +16,7 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PredictedStall, Prediction
 from ssdtrain.plan.profile import PROFILE_FILE, HostCost, HostCosts, Profile
 from ssdtrain.plan.scaled import Growth, as_observed, scaled
-from ssdtrain.plan.search import (
-    Answer,
-    Request,
-    Search,
-    answer_of,
-    answers,
-)
+from ssdtrain.plan.search import Answer, Request, Search, answer_of, answers
 from tests.ranks import LONGEST_S
 
 LONG = Path(__file__).parent / "recorded" / "h200_qwen3_4b_12_layers.json"

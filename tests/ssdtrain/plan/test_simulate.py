@@ -59,10 +59,7 @@ def test_stall_is_the_part_of_a_copy_that_compute_does_not_hide() -> None:
     profile = made.chain(2, gb_per_s=0.1)  # 10 ms a copy
     orders = orders_of(profile, Order(name="", num_bytes=0, placement=Placement.KEEP))
     first = replace(
-        orders["model/0"][0],
-        placement=Placement.OFFLOAD,
-        release_after=1,
-        load_at=0,
+        orders["model/0"][0], placement=Placement.OFFLOAD, release_after=1, load_at=0
     )
     found = simulate(Timeline(profile), {"model/0": (first, orders["model/0"][1])})
     # 1 ms of the copy out is hidden, then 2 ms of the copy in.

@@ -8,10 +8,7 @@ import pytest
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import PROFILE_FILE, Mark, Phase, Profile
-from ssdtrain.plan.scaled import (
-    Growth,
-    scaled,
-)
+from ssdtrain.plan.scaled import Growth, scaled
 from ssdtrain.plan.simulate import Simulation, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import (

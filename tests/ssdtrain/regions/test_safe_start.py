@@ -33,7 +33,7 @@ class Limited(Meter):
             OutOfMemoryError: it does not fit.
         """
         super().add(tensor)
-        if self.limit_bytes is not None and self.now_bytes > self.limit_bytes:
+        if self.limit_bytes is not None and self.is_above(self.limit_bytes):
             over = self.now_bytes - self.limit_bytes
             raise torch.OutOfMemoryError(f"{over} bytes too many")
 

@@ -91,8 +91,7 @@ def choose(
     )
     monkeypatch.setattr(measure, "why_no_gds", lambda: "")
     made = choose_path(
-        posix if isinstance(posix, list) else [posix],
-        torch.device("cpu"),
+        posix if isinstance(posix, list) else [posix], torch.device("cpu")
     )
     return made, fake
 

@@ -101,10 +101,7 @@ def _written_by_this_process() -> int:
 
 @pytest.mark.parametrize("refused_at", ["open", "first block"])
 def test_buffered_where_direct_is_refused(
-    refused_at: str,
-    directory: Path,
-    aligned: Aligned,
-    monkeypatch: pytest.MonkeyPatch,
+    refused_at: str, directory: Path, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_open, real_pwritev = os.open, os.pwritev
 

@@ -148,11 +148,7 @@ def test_lifetime_by_rating(wear_log: WearLog, clock: Clock) -> None:
         clock.day = day
         wear_log.add("nvme0n1", 10 * TB)
     storage = metered(
-        MemoryStorage(),
-        "nvme0n1",
-        log=wear_log,
-        rated_bytes=1020 * TB,
-        smart=no_smart,
+        MemoryStorage(), "nvme0n1", log=wear_log, rated_bytes=1020 * TB, smart=no_smart
     )
     report = storage.report()
     assert report.bytes_per_day == pytest.approx(10 * TB)

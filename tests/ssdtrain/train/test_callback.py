@@ -7,6 +7,7 @@ bit by bit and fewer saved bytes are alive.
 import difflib
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,6 +144,15 @@ def run(script: str) -> dict[str, Any]:
     return names
 
 
+@cache
+def plain(script: str) -> tuple[dict[str, Any], int]:
+    """What it does as it stands, and the highest peak of what it saved."""
+    with SavedObserver() as observer:
+        names = run(script)
+        peak_bytes, _ = observer.take()
+    return names, peak_bytes
+
+
 def changed(script: str, edits: tuple[tuple[str, str], ...]) -> str:
     for before, after in edits:
         assert script.count(before) == 1, before
@@ -171,9 +181,7 @@ def test_two_lines(which: str, tmp_path: Path) -> None:
     ours = changed(stock, edits)
     difference = difflib.ndiff(stock.splitlines(), ours.splitlines())
     assert sum(line[0] in "+-" for line in difference) == 2
-    with SavedObserver() as observer:
-        theirs = run(stock)
-        their_peak, _ = observer.take()
+    theirs, their_peak = plain(stock)
     with written_before_backward():
         found = run(ours)
     assert found["losses"] == theirs["losses"]
@@ -236,10 +244,7 @@ def test_accelerate_on_two_ranks(tmp_path: Path) -> None:
 
 MODULE = (
     ("import torch\n", "import ssdtrain\nimport torch\n"),
-    (
-        "loader = torch",
-        f"session = ssdtrain.offload(task, {SETTINGS})\nloader = torch",
-    ),
+    ("loader = torch", f"session = ssdtrain.offload(task, {SETTINGS})\nloader = torch"),
 )
 HOOKED = (
     ("import torch\n", "import ssdtrain\nimport torch\n"),
@@ -259,7 +264,7 @@ def test_lightning_modules_train_through_training_step(
     """Lightning never calls the module's forward: its training_step is wrapped."""
     pytest.importorskip("lightning")
     stock = MODEL + LIGHTNING
-    theirs, found = run(stock), run(changed(stock, edits))
+    theirs, found = plain(stock)[0], run(changed(stock, edits))
     assert found["losses"] == theirs["losses"]
     if "session" in found:
         reports = found["session"].steps
@@ -339,7 +344,7 @@ def test_lightning_modules_that_optimize_by_hand(
     called are their parts. Evaluation comes in between."""
     pytest.importorskip("lightning")
     edits = (("import lightning\n", "import lightning\nimport ssdtrain\n"), edits[1])
-    theirs, found = run(BY_HAND), run(changed(BY_HAND, edits))
+    theirs, found = plain(BY_HAND)[0], run(changed(BY_HAND, edits))
     assert found["losses"] == theirs["losses"]
     names = dict(found["task"].named_parameters())
     for name, other in theirs["task"].named_parameters():

@@ -113,7 +113,7 @@ def test_a_slower_step_is_explained_by_its_parts(
         return compare(without, with_, on_cpu=True)
 
     monkeypatch.setattr(trainer, "compare", comparing)
-    model = {"hidden_size": 128, "num_layers": 4, "sequence_length": 128}
+    model = {"hidden_size": 64, "num_layers": 4, "sequence_length": 64}
     offload = {"target": "ssd", "directory": str(tmp_path / "ssd"), **ALL}
     settings = tiny(model=model, train={"steps": 6}, offload=offload)
     result = Trainer(settings).run()

@@ -312,9 +312,7 @@ def test_a_model_trains_to_the_same_bits(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_trains_to_the_same_bits(
-    tmp_path: Path,
-    everything: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, everything: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_kvikio(monkeypatch)
     storage = GdsStorage(PosixStorage(tmp_path))

@@ -43,11 +43,7 @@ WRITE_FAULTS = [
 @pytest.mark.parametrize(("kind", "operation", "fallback"), WRITE_FAULTS)
 @pytest.mark.parametrize("count", [1, ALWAYS])
 def test_failed_writes_lose_nothing(
-    faulty: Any,
-    kind: FaultKind,
-    operation: Operation,
-    fallback: Fallback,
-    count: int,
+    faulty: Any, kind: FaultKind, operation: Operation, fallback: Fallback, count: int
 ) -> None:
     net, before = mlp(NUM_LAYERS), session_threads()
     expected = gradients_of(net)

@@ -228,9 +228,7 @@ def training(tmp_path: Path) -> Iterator[tuple[nn.Sequential, ssdtrain.Session]]
 @pytest.mark.parametrize("fork", [os.fork, fork_by_c])
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_child_waits_for_no_lock_of_a_thread(
-    lock: str,
-    fork: Callable[[], int],
-    training: tuple[nn.Sequential, ssdtrain.Session],
+    lock: str, fork: Callable[[], int], training: tuple[nn.Sequential, ssdtrain.Session]
 ) -> None:
     net, session = training
     expected = step(net)

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer import copies, native
-from ssdtrain.transfer.native import (
-    TO_DEVICE,
-    TO_HOST,
-    Native,
-    Ordering,
-)
+from ssdtrain.transfer.native import TO_DEVICE, TO_HOST, Native, Ordering
 from tests.compilers import needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "pitfalls"))

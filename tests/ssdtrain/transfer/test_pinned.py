@@ -12,12 +12,7 @@ from torch import Tensor
 
 from ssdtrain.transfer import pinned
 from ssdtrain.transfer.device import CpuDevice
-from ssdtrain.transfer.pinned import (
-    COARSE_BYTES,
-    GRAIN_BYTES,
-    PIN_SHARE,
-    PinnedPool,
-)
+from ssdtrain.transfer.pinned import COARSE_BYTES, GRAIN_BYTES, PIN_SHARE, PinnedPool
 from tests.ranks import LONGEST_S
 from tests.ssdtrain.eventually import until
 

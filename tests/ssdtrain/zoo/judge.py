@@ -127,10 +127,7 @@ GROUPS = (
     ),
     Group(
         {"max_overhead": 0.01, "target": "ssd", "plan": "auto"},
-        {
-            "ssd": lambda profile, draw: placed(profile, rebuilt),
-            "random": random_plan,
-        },
+        {"ssd": lambda profile, draw: placed(profile, rebuilt), "random": random_plan},
         False,
     ),
     Group(

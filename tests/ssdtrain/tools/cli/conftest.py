@@ -7,6 +7,7 @@ import pytest
 
 from ssdtrain.tools.cli import main
 
+ROOT = Path(__file__).resolve().parents[4]
 TINY = (
     "engine=plain",
     "offload=host",
@@ -14,7 +15,7 @@ TINY = (
     "size.num_layers=2",
     "size.num_heads=2",
     "size.sequence_length=16",
-    "data.max_bytes=50000",
+    f"data.files=[{ROOT / 'README.md'}]",  # Python's own sources take a second to list
     "train.tensorboard=false",
 )
 

@@ -21,10 +21,7 @@ from tests.ssdtrain.tools.cli.conftest import TINY, Refused
     [
         (["train", "offload=sdd"], "did you mean 'ssd'?\nchoices: host, none"),
         (["train", "gnn=foo"], "unknown choice gnn=foo"),
-        (
-            ["trian"],
-            "unknown command trian; did you mean 'train'?\ncommands: train,",
-        ),
+        (["trian"], "unknown command trian; did you mean 'train'?\ncommands: train,"),
         (["model=bert"], "settings stand behind a command: ssdtrain train model=bert"),
         (["train", "data=text"], "set data.files=[book.txt]"),
         (["train", "train.resume=true"], "resume=latest goes on with"),

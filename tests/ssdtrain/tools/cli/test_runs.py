@@ -15,10 +15,9 @@ import torch
 from ssdtrain.tools.cli import main
 from ssdtrain.train import launch
 from tests.ranks import LONGEST_S, server
-from tests.ssdtrain.tools.cli.conftest import TINY
+from tests.ssdtrain.tools.cli.conftest import ROOT, TINY
 
 LONG = ("train.steps=100000", "train.compare=false", "train.checkpoint_every=50000")
-ROOT = Path(__file__).resolve().parents[4]
 
 
 class Done(NamedTuple):
@@ -249,11 +248,7 @@ SMALL_GRAPH = ("gnn=rgcn", "trainer.data.scale=0.05", "trainer.data.num_labelled
             "checkpoints/checkpoint.pt",
         ),
         (
-            (
-                *SMALL_GRAPH,
-                "trainer.epochs=1",
-                "trainer.run.checkpoint_epochs=1",
-            ),
+            (*SMALL_GRAPH, "trainer.epochs=1", "trainer.run.checkpoint_epochs=1"),
             "checkpoint.pt",
         ),
     ],

@@ -8,12 +8,7 @@ from torch import nn
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.capture import capture
-from ssdtrain.tools.foresight.edits import (
-    inserted,
-    parallelized,
-    removed,
-    replaced,
-)
+from ssdtrain.tools.foresight.edits import inserted, parallelized, removed, replaced
 from ssdtrain.tools.foresight.graph import Allocation, Graph, Node, Stream, TensorInfo
 from ssdtrain.tools.foresight.lowering import lower
 from ssdtrain.tools.foresight.reuse import BINS, distinct_share

@@ -11,20 +11,10 @@ import pytest
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight import design
 from ssdtrain.tools.foresight.call import Call, KernelFamily
-from ssdtrain.tools.foresight.device import (
-    DeviceCosts,
-    from_json,
-    load_device,
-    to_json,
-)
+from ssdtrain.tools.foresight.device import DeviceCosts, from_json, load_device, to_json
 from ssdtrain.tools.foresight.features import feature_names, row_of
-from ssdtrain.tools.foresight.fit import (
-    errors_of,
-    fit_forest,
-)
-from ssdtrain.tools.foresight.host import (
-    HostTable,
-)
+from ssdtrain.tools.foresight.fit import errors_of, fit_forest
+from ssdtrain.tools.foresight.host import HostTable
 from ssdtrain.tools.foresight.power import Power
 from ssdtrain.tools.foresight.spec import H100, H200, Kind
 from ssdtrain.tools.foresight.trees import Forest, Tree

@@ -39,10 +39,7 @@ extern "C"  void  kernel(float* in_out_ptr0,
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(WIDTH, WIDTH),
-        nn.GELU(),
-        nn.LayerNorm(WIDTH),
-        nn.Linear(WIDTH, WIDTH),
+        nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
     )
 
 

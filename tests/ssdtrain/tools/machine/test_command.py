@@ -42,9 +42,7 @@ def test_measures_saves_and_plots(
 
 
 def test_what_takes_long_is_said_as_it_begins(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a pipe, too: half a minute without a word looks like a command that hangs."""
 

@@ -108,11 +108,7 @@ def test_facts_from_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     properties = SimpleNamespace(
-        name="H200",
-        total_memory=7,
-        pci_domain_id=0,
-        pci_bus_id=0x17,
-        pci_device_id=0,
+        name="H200", total_memory=7, pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     report = inspect_gpus()

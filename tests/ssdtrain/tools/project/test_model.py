@@ -7,12 +7,7 @@ import pytest
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.project.assumptions import Assumptions
 from ssdtrain.tools.project.layer import operators, saved_bytes
-from ssdtrain.tools.project.model import (
-    Case,
-    Throughput,
-    layer_seconds,
-    project,
-)
+from ssdtrain.tools.project.model import Case, Throughput, layer_seconds, project
 from ssdtrain.tools.project.tables import GPUS, MODELS, find_row
 
 ASSUME = Assumptions()

@@ -21,6 +21,13 @@ from ssdtrain.tools.report.trace import write_trace
 from tests.ssdtrain.tools.report.test_table import a_result
 
 
+@pytest.fixture(autouse=True)
+def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at where labels stand, which takes half the time of a picture."""
+    engine = "matplotlib.layout_engine.ConstrainedLayoutEngine.execute"
+    monkeypatch.setattr(engine, lambda *figure: None)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run directory as `ssdtrain train` leaves it."""

@@ -40,6 +40,7 @@ def test_a_winner_trains_by_its_plan_from_the_first_step(tmp_path: Path) -> None
     (tmp_path / "train.yaml").write_text(text)
     words = ["train", "--config", str(tmp_path / "train.yaml"), "--quiet"]
     more = ["train.steps=2", "train.compare=false", f"run_directory={run}"]
+    more.append(f"data.files=[{__file__}]")
     assert main([*words, *more]) == 0
     [leg] = json.loads((run / "result.json").read_text())["legs"].values()
     lanes = 2 * layout().micro_batches(JOB.batch)

@@ -14,10 +14,7 @@ from tests.ssdtrain.tools.search.published import (
 )
 
 LEAST = 0.7
-CHECKED = (
-    "Llama 3.1 405B, table 6",
-    "Llama 13B, 8k",
-)
+CHECKED = ("Llama 3.1 405B, table 6", "Llama 13B, 8k")
 
 
 def test_ranks_of_equal_values_are_equal() -> None:
