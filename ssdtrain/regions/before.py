@@ -115,7 +115,8 @@ class Seen:
         ]
         self.reads = reads
         self.values = reads.values()
-        self.deep = Deep([*attributes_of(modules), *reads.tops()], modules, asked)
+        own, foreign = [*attributes_of(modules), *reads.tops()], reads.foreign()
+        self.deep = Deep(own, foreign, modules, asked)
         self.tensors: list[Tensor] = []
         """Parameters and buffers, but for `updated`."""
         self._inventory = self._listed(modules)

@@ -7,7 +7,8 @@ It may be a module around the region: of the parts of that one, those count alon
 the region's code may ask for by name. Any of them may hold others, some levels deep
 (`self.config.rope["factor"]`). All of it is compared: what has changed is put back for
 a re-run, and a forward that changes it does not run again. Where there is more of it
-than `MAX_OBJECTS`, or further inside than `MAX_DEPTH`, the region runs once. A
+than `MAX_OBJECTS`, or further inside than `MAX_DEPTH`, the region runs once; of what
+installed packages lead to, `INSTALLED_DEPTH` levels are compared. A
 `threading.local` is looked at in whichever thread asks: the thread of a re-run gets
 what the forward's thread had, for as long as it runs. What goes on from where it stands
 and cannot be set back (an iterator, a random generator that is not torch's, Python's or
@@ -61,6 +62,7 @@ MAX_ITEMS = 1024
 MAX_OBJECTS = 512
 """Of one region that are compared."""
 MAX_DEPTH = 16
+INSTALLED_DEPTH = 5
 MAX_ARRAY_BYTES = 65536
 """A larger array of NumPy's is not compared, and its region runs once."""
 PLAIN = (int, float, bool, str, bytes, complex, type(None))
@@ -96,6 +98,7 @@ class Deep:
     Args:
         tops: attributes and globals, by what errors call them. One level into lists,
             dictionaries and plain objects among them is somebody else's.
+        foreign: the same, of installed packages.
         modules: of the region; they are somebody else's, too.
         asked: names that its code may ask for.
     """
@@ -103,6 +106,7 @@ class Deep:
     def __init__(
         self,
         tops: Iterable[tuple[str, Any]],
+        foreign: Iterable[tuple[str, Any]],
         modules: Iterable[nn.Module],
         asked: set[str],
     ) -> None:
@@ -113,11 +117,13 @@ class Deep:
         self._root = own[0] if own else None
         self._asked = asked
         self._seen = set(map(id, own))
-        for name, value in tops:
-            waiting = [(value, MAX_DEPTH)]
-            while waiting:  # lists may be in one another deeper than calls may
-                inside = self._visit(name, *waiting.pop())
-                waiting += reversed(list(inside))
+        self._is_foreign = False
+        for self._is_foreign, each in ((False, tops), (True, foreign)):
+            for name, value in each:
+                waiting = [(value, 0)]
+                while waiting:  # lists may be in one another deeper than calls may
+                    inside = self._visit(name, *waiting.pop())
+                    waiting += reversed(list(inside))
 
     def changed(self) -> str | None:
         """What has changed inside; None: nothing."""
@@ -150,29 +156,32 @@ class Deep:
             else:
                 inventory.computed(value, contents_of)
 
-    def _visit(self, name: str, value: Any, depth: int) -> Iterator[tuple[Any, int]]:
+    def _visit(self, name: str, value: Any, level: int) -> Iterator[tuple[Any, int]]:
         """Look at an object, and give what is inside."""
         if type(value) in weakref.ProxyTypes:  # says that it is what it leads to
-            yield from ((each, depth - 1) for each in _behind(value))
+            yield from ((each, level + 1) for each in _behind(value))
             return
         if isinstance(value, FIXED) or id(value) in self._seen:
+            return
+        if self._is_foreign and level == INSTALLED_DEPTH:
             return
         self._seen.add(id(value))  # `value` lives: its container is held
         if self.refusal is None:
             why = _goes_on(value)
             self.refusal = None if why is None else f"{name} {why}"
         is_around = isinstance(value, nn.Module) and not self._is_apart(value)
-        is_elsewhere = depth == MAX_DEPTH and _is_looked_into(value)
+        is_elsewhere = level == 0 and _is_looked_into(value)
         contents = None if is_elsewhere else contents_of(value)
         if contents is not None:
-            if len(self._held) == MAX_OBJECTS or depth <= 0:
-                self.refusal = self.refusal or f"{name} holds more than is looked at"
+            if len(self._held) == MAX_OBJECTS or level == MAX_DEPTH:
+                if self.refusal is None and not self._is_foreign:
+                    self.refusal = f"{name} holds more than is looked at"
                 return
             self._held.append(ObjectContents(name, value, contents))
         for each in self._named_in(value) if is_around else children_of(value):
             # Containers in containers are one level, as deep as they are.
-            is_level = depth == MAX_DEPTH or not _are_containers(value, each)
-            yield each, depth - is_level
+            is_level = level == 0 or not _are_containers(value, each)
+            yield each, level + is_level
 
     def _named_in(self, module: nn.Module) -> list[Any]:
         """Attributes of a module around the region, and parts that its code may name:

@@ -137,6 +137,8 @@ class Reads:
         self._late: set[str] = set()
         """Modules that its code imports, and that are not there yet."""
         self._cells: list[tuple[Any, str]] = []
+        self._foreign: set[int] = set()
+        """Ids of those of functions of installed packages."""
         self.may_draw = False
         """Whether it may draw random numbers of Python's or NumPy's."""
         self._named: set[str] = set()
@@ -224,6 +226,8 @@ class Reads:
             self.may_draw |= _draws(value)
             found += functions_of(name, value)
             self._cells.append((cell, name))
+            if is_installed(function.__module__):
+                self._foreign.add(id(cell))
         return found
 
     def _root(self, root: Any, call: Callee) -> Any:
@@ -292,13 +296,14 @@ class Reads:
         return found
 
     def tops(self) -> Iterator[tuple[str, Any]]:
-        """What `values` gives, with what errors call it; classes item by item."""
+        """What `values` gives, with what errors call it, but for `foreign`: classes
+        item by item."""
         for space, name in self._globals.values():
-            yield f"the global {name}", space.get(name)
-        for kind, name in self._attributes.values():
-            yield f"{name} of the class {kind.__name__}", _of_class(kind, name)
+            if not is_installed(space.get("__name__")):
+                yield f"the global {name}", space.get(name)
         for cell, name in self._cells:
-            yield f"{name} of a function around it", content_of(cell)
+            if id(cell) not in self._foreign:
+                yield f"{name} of a function around it", content_of(cell)
         if self._reads_environment:
             # Not `os.environ`: nobody looks into objects of the standard library.
             yield "the environment", (os.environ._data,)  # type: ignore[attr-defined]
@@ -307,6 +312,17 @@ class Reads:
         for kind in self._classes:
             for value in vars(kind).values():
                 yield f"an attribute of the class {kind.__name__}", value
+
+    def foreign(self) -> Iterator[tuple[str, Any]]:
+        """What `values` gives of installed packages, with what errors call it."""
+        for space, name in self._globals.values():
+            if is_installed(space.get("__name__")):
+                yield f"the global {name}", space.get(name)
+        for kind, name in self._attributes.values():
+            yield f"{name} of the class {kind.__name__}", _of_class(kind, name)
+        for cell, name in self._cells:
+            if id(cell) in self._foreign:
+                yield f"{name} of a function around it", content_of(cell)
 
     def tell(self, inventory: Inventory) -> None:
         """Let an inventory hold what `values` reads."""

@@ -1,9 +1,10 @@
 """Random models that train and then change their ways: gradients byte-equal to plain's.
 
-The generators are `surprises.py`, `layered.py`, `operands.py` and `between.py` in
-`tests/ssdtrain/graphs`: chains of operators, repeated layers whose forwards run again,
-chains of which most is made again, and chains of modules between which the program
-writes. Every seed gives a model of each. It runs under
+The generators are `surprises.py`, `layered.py`, `operands.py`, `between.py` and
+`stateful.py` in `tests/ssdtrain/graphs`: chains of operators, repeated layers whose
+forwards run again, chains of which most is made again, chains of modules between which
+the program writes, and layers that read state of many kinds. Every seed gives a model
+of each. It runs under
 several plans, of which some are drawn and change under way. Written down: how many
 graphs (steps of models) there were, how many runs of a model under a plan were equal,
 in how many plain autograd raised as well, in how many ssdtrain raised alone (it may,
@@ -20,7 +21,7 @@ from typing import Any
 
 from recipes.bench.harness.cli import Bench
 from recipes.bench.safety.blocks import Sums, one_thread, run_campaign
-from tests.ssdtrain.graphs import between, layered, operands, surprises
+from tests.ssdtrain.graphs import between, layered, operands, stateful, surprises
 from tests.ssdtrain.graphs.surprises import difference, may_raise, raised_alone
 
 BLOCK = 10
@@ -30,6 +31,7 @@ GENERATORS: dict[str, Any] = {
     "layered": layered,
     "operands": operands,
     "between": between,
+    "stateful": stateful,
 }
 COUNTED = "planned", "reruns"
 """Features of the runs under plans, not of the models."""

@@ -1,7 +1,6 @@
 """Random models of repeated layers: chains of operators, some with side effects."""
 
 import random
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.ssdtrain.graphs import surprises
 from tests.ssdtrain.graphs.surprises import TURN, WIDTH, Norm, Tanh, write
+from tests.ssdtrain.unseen import Behind
 
 NUM_SURPRISES = 3
 """In a model, on the average."""
@@ -42,8 +42,8 @@ class Script:
         self.kind = 0
         """Of the forward: which operators."""
         self.seed = seed
-        # Behind a proxy: counting would be a side effect of forwards.
-        self.features = weakref.proxy(features)
+        # Unseen: counting would be a side effect of forwards.
+        self.features = Behind(features)
         draw = random.Random(seed)
         self.surprises = {
             name for name in names if draw.random() < NUM_SURPRISES / len(names)

@@ -10,7 +10,14 @@ import pytest
 from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.cache.state import RecordState
-from tests.ssdtrain.graphs import between, layered, layers, operands, surprises
+from tests.ssdtrain.graphs import (
+    between,
+    layered,
+    layers,
+    operands,
+    stateful,
+    surprises,
+)
 from tests.ssdtrain.graphs.surprises import difference, may_raise, raised_alone
 
 pytestmark = [
@@ -74,6 +81,17 @@ def test_layers_run_again_under_plans_that_change() -> None:
     assert met["planned"] >= len(seeds) / 2
     assert share_of(features, layered.CHANGES) > 0.5
     assert share_of(features, layers.OPERATORS) > 0.5
+
+
+@pytest.mark.parametrize("settings", stateful.PLANS, ids=lambda s: s["plan"])
+def test_layers_with_state(settings: dict[str, Any]) -> None:
+    """Among them what campaigns have found: counts that are put back by an update that
+    adds, what lies far inside, behind a weak proxy and below a cache."""
+    seeds, met = range(48), Counter[str]()
+    features, _ = compared(stateful, seeds, settings, met)
+    assert met["reruns"] >= len(seeds) / 2 and met["refused"] >= len(seeds) / 4
+    places = [name for name in features if name.startswith("place")]
+    assert len(places) > 0.8 * len(stateful.PLACES)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """A region's call that begins while another thread runs one again."""
 
 import threading
-import weakref
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 import ssdtrain
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.unseen import Behind
 
 WIDTH = 32
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
     def __init__(self, meeting: Meeting) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.meeting = weakref.proxy(meeting)
+        self.meeting = Behind(meeting)
 
     def forward(self, x: Tensor) -> Tensor:
         made: Tensor = self.last(Meet.apply(self.first(x).sin(), self.meeting))
@@ -61,7 +61,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.blocks = nn.ModuleList(Block(meeting) for _ in range(2))
-        self.meeting = weakref.proxy(meeting)
+        self.meeting = Behind(meeting)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks[0](x)

@@ -1,7 +1,6 @@
 """Regions run again: bitwise as plain training and as torch's own checkpoint."""
 
 import copy
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ import ssdtrain
 from ssdtrain.errors import ConfigError, InPlaceError, RegionError
 from ssdtrain.regions.find import find_regions
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.unseen import Behind
 
 WIDTH, BATCH = 32, 8
 
@@ -53,7 +53,7 @@ class Runs:
 
 
 _RUNS = Runs()
-RUNS = weakref.proxy(_RUNS)
+RUNS = Behind(_RUNS)
 
 
 class Stack(nn.Module):
@@ -205,7 +205,7 @@ def test_only_one_region_is_alive() -> None:
 def test_stops_behind_the_last_tensor_that_is_needed() -> None:
     """Nothing that is behind the last saved tensor of a region runs again."""
     runs = Runs()
-    behind = weakref.proxy(runs)
+    behind = Behind(runs)
 
     class Tail(Block):
         def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -539,7 +539,7 @@ class Seen:
 
 
 _SEEN = Seen()
-SEEN = weakref.proxy(_SEEN)
+SEEN = Behind(_SEEN)
 
 
 def test_a_rerun_leaves_nothing_behind() -> None:
