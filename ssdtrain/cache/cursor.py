@@ -332,6 +332,8 @@ class Cursor:
     def _found(self, cursor: LaneCursor, order: Order, num_bytes: int) -> None:
         cursor.planned_bytes += order.num_bytes
         cursor.own_bytes += num_bytes
+        if cursor.even_ratio == 1.0 and order.num_bytes:
+            cursor.even_ratio = num_bytes / order.num_bytes
 
     def _found_resized(self, cursor: LaneCursor, order: Order, num_bytes: int) -> bool:
         """Count an item of another size; whether the lane goes on under its plan."""
@@ -525,6 +527,8 @@ class Cursor:
 def _is_as_large(cursor: LaneCursor, order: Order, num_bytes: int) -> bool:
     """Whether an item of so many bytes may be this one under another name: in its size,
     or in that of the lane."""
-    expected = order.num_bytes * cursor.ratio
-    near = abs(num_bytes - expected) <= SLACK * expected
-    return order.num_bytes == num_bytes or (near and cursor.planned_bytes > 0)
+    if order.num_bytes == num_bytes:
+        return True
+    sizes = [order.num_bytes * each for each in (cursor.ratio, cursor.even_ratio)]
+    near = any(abs(num_bytes - size) <= SLACK * size for size in sizes)
+    return near and cursor.planned_bytes > 0

@@ -164,6 +164,9 @@ class LaneCursor:
         """Of its first item, if there is none."""
         self.planned_bytes = self.own_bytes = 0
         """Of the items so far: by the plan, and as they are."""
+        self.even_ratio = 1.0
+        """Size over the plan's of its first item that has another one: others may grow
+        with the square of it."""
         self.storing = plan.storing
         """Of these: region calls some of whose tensors are stored all the same."""
         self.records: dict[int, weakref.ref[Any]] = {}

@@ -23,13 +23,14 @@ from torch.nn.parameter import is_lazy
 from ssdtrain.errors import RegionError
 from ssdtrain.gathered import gathered_inside, is_gathered, is_other_face
 from ssdtrain.regions.deep import PLAIN, STANDARD, Deep
+from ssdtrain.regions.inside import Inside, put_inside, seen, tell_of
 from ssdtrain.regions.inventory import (
     HOOKS_OF_ALL,
     Fingerprint,
     Inventory,
     counts_changes,
 )
-from ssdtrain.regions.reads import Inside, Reads, put_inside, seen, tell_of
+from ssdtrain.regions.reads import Reads
 from ssdtrain.regions.restore import Undo, put_back
 from ssdtrain.regions.updated import NONE_UPDATED, Updated, storages
 from ssdtrain.regions.weights import has_place

@@ -18,6 +18,7 @@ at containers of more than `MAX_ITEMS` items.
 (tests/ssdtrain/regions/test_deep.py, test_threads.py)
 """
 
+import ctypes
 import functools
 import gc
 import random
@@ -30,6 +31,8 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
+from mmap import mmap
+from multiprocessing.sharedctypes import SynchronizedBase
 from pathlib import Path
 from queue import Queue, SimpleQueue
 from types import (
@@ -76,7 +79,10 @@ CONTAINERS = frozenset(
 """Modules of the standard library whose objects hold what a program puts there."""
 VIEWS = (MappingProxyType, *map(type, ({}.keys(), {}.values(), {}.items())))
 """Of a dictionary, which somebody else may change."""
-UNCOUNTED = bytearray, memoryview, array, SimpleQueue, Queue
+UNCOUNTED = (
+    *(bytearray, memoryview, array, mmap, SimpleQueue, Queue, SynchronizedBase),
+    *(ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union),
+)
 """Nobody counts their changes, or other threads change them."""
 PACKAGES = frozenset(("site-packages", "dist-packages"))
 CACHED = type(functools.lru_cache(len))

@@ -1,11 +1,9 @@
 """What the code of modules reads that is none of their own."""
 
-import math
 import os
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator, Set
 from functools import partial
 from types import (
@@ -16,7 +14,7 @@ from types import (
 )
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from ssdtrain.regions.deep import (
     CACHED,
@@ -27,20 +25,15 @@ from ssdtrain.regions.deep import (
     is_users,
     slots_of,
 )
-from ssdtrain.regions.inventory import (
-    MAX_ITEMS,
-    Inventory,
-    counts_changes,
-)
+from ssdtrain.regions.inside import is_alike, put_inside, seen, tell_of
+from ssdtrain.regions.inventory import MAX_ITEMS, Inventory
 from ssdtrain.regions.names import FIRST, Import, names_of
 from ssdtrain.regions.restore import (
     GONE,
     Undo,
     put_attribute,
-    put_back,
     put_class,
     put_item,
-    put_items,
 )
 
 FIXED = frozenset(
@@ -90,27 +83,6 @@ class Callee(NamedTuple):
     function: FunctionType
     owner: type | None = None
     """The class that it was found in, if it is of an installed package."""
-
-
-class Inside(NamedTuple):
-    """An object and what it held."""
-
-    value: Any
-    contents: Any
-    """Items or attributes; None: it is a tensor."""
-    written: tuple[int, ...] = ()
-    """Versions of the tensors in it."""
-
-    @property
-    def items(self) -> Iterable[Any]:
-        """What was in it."""
-        held = self.contents
-        return held.values() if isinstance(held, dict) else held or ()
-
-    def is_unwritten(self) -> bool:
-        """Whether the tensors in it are as they were."""
-        own = (self.value,) if self.contents is None else self.items
-        return versions_of(own) == self.written
 
 
 class Reads:
@@ -343,7 +315,7 @@ class Reads:
     def changed(self, values: list[Any]) -> str | None:
         """One that is another, or holds something else; None: there is none."""
         for number, (old, new) in enumerate(zip(values, self.values(), strict=True)):
-            if old is not new and not _is_alike(old, new):
+            if old is not new and not is_alike(old, new):
                 return self._name(number)
         return None
 
@@ -457,69 +429,7 @@ def _seen(value: Any) -> Any:
     return value if _is_fixed(value) else seen(value, MAX_ITEMS)
 
 
-def seen(value: Any, most: float = math.inf) -> Any:
-    """What is inside a value, to be compared and put back; the value itself where that
-    is more than so much, or nothing can be."""
-    if isinstance(value, Tensor):
-        return Inside(value, None, versions_of((value,)))
-    inside: Any = value
-    if not isinstance(value, dict | list | set | deque):
-        inside = getattr(value, "__dict__", None)
-        if not isinstance(inside, dict):
-            return value
-    if len(inside) > most:
-        return value
-    if isinstance(inside, dict):
-        return Inside(value, dict(inside), versions_of(inside.values()))
-    items = set(inside) if isinstance(inside, set) else list(inside)
-    return Inside(value, items, versions_of(items))
-
-
-def put_inside(seen: Any, undo: Undo) -> Any:
-    """Let what `seen` saw hold the same, but for tensors that were written; the value
-    itself."""
-    if type(seen) is not Inside:
-        return seen
-    value, contents, _ = seen
-    if isinstance(value, dict):
-        put_back(value, contents, undo)
-    elif isinstance(contents, dict):
-        put_back(value.__dict__, contents, undo)
-    elif contents is not None:
-        put_items(value, contents, undo)
-    return value
-
-
 def _tell_of(value: Any, inventory: Inventory) -> None:
     """Let an inventory hold what `_seen` holds besides the value."""
     if not _is_fixed(value):
         tell_of(value, inventory, MAX_ITEMS)
-
-
-def tell_of(value: Any, inventory: Inventory, most: int | None = None) -> None:
-    """Let an inventory hold what `seen` holds besides the value."""
-    is_tensor = isinstance(value, Tensor)
-    inventory.versions((value,) if is_tensor else inventory.inside(value, most))
-
-
-def versions_of(values: Iterable[Any]) -> tuple[int, ...]:
-    """Of the tensors among them that count their changes."""
-    return tuple([each._version for each in values if counts_changes(each)])
-
-
-def _is_alike(old: Any, new: Any) -> bool:
-    if old is new:
-        return True
-    if type(old) is not type(new):
-        return False
-    if isinstance(old, Inside):
-        same = old.value is new.value and old.written == new.written
-        return same and _is_alike(old.contents, new.contents)
-    if isinstance(old, dict):
-        same = list(old) == list(new)
-        return same and all(_is_alike(old[name], new[name]) for name in old)
-    if isinstance(old, list):
-        return len(old) == len(new) and all(map(_is_alike, old, new))
-    if isinstance(old, set):
-        return bool(old == new)
-    return isinstance(old, PLAIN) and repr(old) == repr(new)

@@ -68,8 +68,9 @@ def put_items(value: Any, held: Any, undo: Undo) -> None:
         same = same and all(a is b for a, b in zip(value, held, strict=True))
     if same:
         return
-    kind = next(each for each in (set, deque, list) if isinstance(value, each))
-    add: Any = set.update if kind is set else kind.extend
+    kinds: tuple[Any, ...] = set, deque, list
+    kind = next(each for each in kinds if isinstance(value, each))
+    add = kind.update if kind is set else kind.extend
     now = list(value)
 
     def fill(items: Any) -> None:

@@ -86,6 +86,16 @@ def test_another_view_of_a_floating_item_is_known_by_its_size(num: int) -> None:
     assert entry.number == 1 and not cursor.fallbacks
 
 
+def test_scores_do_not_tell_how_large_other_items_are() -> None:
+    """Of an attention: they grow with the square."""
+    scores, made = rows(ROWS, ROWS), rows(ROWS).view(2, ROWS // 2, WIDTH)
+    cursor, here = Counted([of(rows(ROWS)), of(scores), of(made, floats=True)]), lane()
+    num = ROWS // 2
+    for number, tensor in enumerate((rows(num), rows(num, num), rows(num))):
+        assert cursor.save(here, tensor).number == number
+    assert cursor.num_strayed == 0
+
+
 def test_another_size_than_the_lanes_is_no_view_of_a_floating_item() -> None:
     """As much as a twentieth more is something else."""
     cursor = Counted([of(rows(ROWS, 8)), of(rows(ROWS), floats=True), of(rows(ROWS))])

@@ -325,7 +325,10 @@ def drawn(seed: int) -> tuple[dict[str, str], random.Random]:
     """What a program has."""
     draw = random.Random(seed)
     kinds = {"value": list(VALUES), "place": list(PLACES), "moment": list(MOMENTS)}
-    return {name: draw.choice(each) for name, each in kinds.items()}, draw
+    has = {name: draw.choice(each) for name, each in kinds.items()}
+    if has["value"] == "module" and has["place"] == "variables":
+        has["place"] = "attribute"  # a module keeps its modules elsewhere
+    return has, draw
 
 
 def program(seed: int) -> str:

@@ -1,6 +1,7 @@
 """What lies deep inside of what a region reads, and what goes on from where it stands:
 plain autograd needs none of it again."""
 
+import ctypes
 import functools
 import itertools
 import os
@@ -13,6 +14,7 @@ from collections import Counter, OrderedDict, UserList
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from multiprocessing import Value
 from queue import Queue, SimpleQueue
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
@@ -444,6 +446,16 @@ GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str
         lambda: array("d", [1.0]),
         lambda s, x: x * s.thing[0],
         "is of type array",
+    ),
+    "number of C": (
+        lambda: ctypes.c_double(1.0),
+        lambda s, x: x * s.thing.value,
+        "is of type c_double",
+    ),
+    "number that processes share": (
+        lambda: Value("d", 1.0),
+        lambda s, x: x * s.thing.value,
+        "is of type Synchronized",
     ),
     "queue": (
         SimpleQueue,
