@@ -12,7 +12,9 @@ That must be known before its first tensor, so it is told by how many elements t
 tensors have that the model's forward is called with: a batch is taken to be no larger
 than one that was met with no fewer of them. It is a guess. The first tensor tells
 whether the lane is larger than its plan has room for, and then it leaves that plan as
-it would leave any ([Note: sizes]); from then on nothing is guessed any more.
+it would leave any ([Note: sizes]); from then on nothing is guessed any more. Where no
+plan has room by that guess, a lane follows none from its beginning: its first region
+comes before its first tensor. What was never met is taken to grow with its arguments.
 (tests/ssdtrain/cache/test_bysize.py)
 """
 
@@ -108,13 +110,17 @@ class PlansBySize:
         if plan is None:
             most_ratio = math.inf  # everything leaves, or runs again
         usual = SizedPlan(plan, most_ratio, plan)
+        if num_elements <= 0 or not self._met or not self.is_trusted:
+            return usual
         at = bisect_left(self._met, (num_elements, 0.0))
-        if num_elements <= 0 or at == len(self._met) or not self.is_trusted:
-            return usual
-        if plan is not self._in_force:
-            return usual
-        ratio = self._met[at][1]
-        may = [each for each in self._plans if ratio <= each.most_ratio]
+        if at < len(self._met):
+            ratio = self._met[at][1]
+            beside = self._plans if plan is self._in_force else ()
+            may = [each for each in beside if ratio <= each.most_ratio]
+        else:
+            most_elements, met_ratio = self._met[-1]
+            ratio, may = met_ratio * num_elements / most_elements, []
         if ratio <= most_ratio * (1 + SLACK):
             may.append(usual)
-        return min(may, key=lambda each: each.most_ratio, default=usual)
+        none = SizedPlan(None, math.inf, plan)
+        return min(may, key=lambda each: each.most_ratio, default=none)

@@ -209,6 +209,10 @@ class Cursor:
             lane.cursor = LaneCursor(self._num_lanes, plan, sized.most_ratio)
             if plan is not NO_PLAN and plan.orders is None:
                 self._stray(lane.cursor)
+            elif sized.plan is not sized.in_force and sized.plan is None:
+                self.num_outgrown += 1
+                lane.cursor.runs_all = self.runs_all
+                self._fall_back(Fallback.PLAN_OUTGROWN)
             self._num_lanes += 1
             self.observer.lane(lane.cursor, lane.kind)
         return lane.cursor

@@ -60,10 +60,9 @@ class LargestBatch:
     def step_ended(self) -> None:
         """Note the sizes of the step that has ended."""
         self._lanes = self._cache.lanes.take_largest()
-        if self._cache.cursor.plan is not None:
-            return
-        for kind, size in self._lanes.items():
-            self._met[kind] = larger_of(self._met.get(kind, LaneSize()), size)
+        if self._cache.cursor.plan is None:
+            for kind, size in self._lanes.items():
+                self._met[kind] = larger_of(self._met.get(kind, LaneSize()), size)
         self._note(self._lanes)
 
     def observed(self) -> None:
@@ -122,6 +121,8 @@ class LargestBatch:
                 found = self._ratio_of(self._lanes)
                 ratio = max(ratio, min(found, ratio * ratio))
             self._met_ratio = max(self._met_ratio, ratio)
+        elif cursor.num_outgrown:  # its arguments told, and it followed no plan
+            self._met_ratio = max(self._met_ratio, self._ratio_of(self._lanes))
         return self._largest_ratio() > self.planned_ratio * (1 + SLACK)
 
     # -- plans --------------------------------------------------------------------

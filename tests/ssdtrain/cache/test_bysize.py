@@ -16,6 +16,7 @@ from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.heldsearch import Searches
 from tests.ssdtrain.eventually import until
+from tests.ssdtrain.unseen import Owner
 
 WIDTH, ROWS = 16, 32
 KEPT: dict[str, Any] = {
@@ -212,6 +213,35 @@ def test_a_lane_that_is_larger_than_arguments_told_leaves_its_plan() -> None:
     assert same_bits(ours.seen, plain.seen)
 
 
+@pytest.mark.usefixtures("roomy", "virtual_time")
+def test_all_regions_of_a_batch_that_is_too_large_run_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one as well, whose first tensor comes when it has begun."""
+    runs, usual = Owner(0), Block.forward
+    count = runs.proxy()
+
+    def forward(block: Block, x: Tensor) -> Tensor:
+        count.value += 1
+        return usual(block, x)
+
+    monkeypatch.setattr(Block, "forward", forward)
+    ours = Training(None)
+    budget = int(1.2 * ours.step(ROWS // 2).saved_peak_bytes)
+    ours.session.close()
+    ours = Training(within(budget))
+    for _ in range(16):
+        ours.step(ROWS // 2)
+    assert ours.session.plan is not None
+    found = []
+    for rows in (ROWS // 2, ROWS):
+        runs.value = 0
+        found.append((OUTGROWN in ours.step(rows).fallbacks, runs.value))
+    ours.session.close()
+    assert found[0] == (False, len(ours._net.layers))
+    assert found[1] == (True, 2 * len(ours._net.layers))
+
+
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are searched for beside training, as on a GPU, where regions run again."""
     monkeypatch.setattr(CpuDevice, "runs_beside", True)
@@ -290,7 +320,7 @@ def test_a_lane_takes_the_plan_with_the_least_room_that_is_enough() -> None:
         51: usual,
         100: usual,
         180: large,
-        181: usual,  # nobody knows how large
+        181: None,  # larger than any that was met
     }
     assert by_size.of(usual, 1.0, 0).plan is usual
     assert by_size.of(large, 1.0, 10).plan is large  # another one is in force
