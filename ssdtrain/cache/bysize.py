@@ -112,6 +112,7 @@ class PlansBySize:
         usual = SizedPlan(plan, most_ratio, plan)
         if num_elements <= 0 or not self._met or not self.is_trusted:
             return usual
+        most = most_ratio * (1 + SLACK)
         at = bisect_left(self._met, (num_elements, 0.0))
         if at < len(self._met):
             ratio = self._met[at][1]
@@ -120,7 +121,10 @@ class PlansBySize:
         else:
             most_elements, met_ratio = self._met[-1]
             ratio, may = met_ratio * num_elements / most_elements, []
-        if ratio <= most_ratio * (1 + SLACK):
+        if ratio <= most:
             may.append(usual)
-        none = SizedPlan(None, math.inf, plan)
-        return min(may, key=lambda each: each.most_ratio, default=none)
+        fitting = max((number for number, each in self._met if each <= most), default=0)
+        # None: where lanes with as many elements differ, these do not tell.
+        is_larger = 0 < fitting < num_elements
+        other = SizedPlan(None, math.inf, plan) if is_larger else usual
+        return min(may, key=lambda each: each.most_ratio, default=other)

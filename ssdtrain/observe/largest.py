@@ -59,11 +59,12 @@ class LargestBatch:
 
     def step_ended(self) -> None:
         """Note the sizes of the step that has ended."""
-        self._lanes = self._cache.lanes.take_largest()
-        if self._cache.cursor.plan is None:
+        self._lanes, cursor = self._cache.lanes.take_largest(), self._cache.cursor
+        if cursor.plan is None:
             for kind, size in self._lanes.items():
                 self._met[kind] = larger_of(self._met.get(kind, LaneSize()), size)
-        self._note(self._lanes)
+        if not cursor.num_strayed:
+            self._note(self._lanes)
 
     def observed(self) -> None:
         """The step that has ended was observed."""
