@@ -379,7 +379,8 @@ def _misses(value: Any) -> list[bytes] | None:
     """How often a cache of the program's own was filled; None: it is none."""
     if not isinstance(value, CACHED) or is_installed(value.__module__):
         return None
-    return [b"%d" % value.cache_info().misses]
+    told = value.cache_info()
+    return None if told.maxsize == 0 else [b"%d" % told.misses]
 
 
 def _kept(cache: Any) -> Iterable[Any]:
