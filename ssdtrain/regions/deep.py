@@ -51,6 +51,7 @@ from ssdtrain.regions.inventory import (
     Inventory,
     counts_changes,
     has_plain_attributes,
+    slot_names,
 )
 from ssdtrain.regions.restore import (
     GONE,
@@ -227,12 +228,12 @@ def _is_looked_into(value: Any) -> bool:
     fixed = FunctionType | MethodType | type | nn.Module | threading.local | CACHED
     if isinstance(value, fixed) or not hasattr(value, "__dict__"):
         return False
-    return not _slot_names(value)
+    return not slot_names(value)
 
 
 def _is_told_by_attributes(value: Any) -> bool:
     """Whether those in its dictionary are all that is compared of an object."""
-    if isinstance(value, CACHED) or _slot_names(value):
+    if isinstance(value, CACHED) or slot_names(value):
         return False
     return has_plain_attributes(value)
 
@@ -267,7 +268,7 @@ def _uncounted(value: Any) -> str | None:
             told = f"is an array ({kind.__name__}) of {value.nbytes} bytes"
             return f"{told}, whose changes nobody counts"
     if isinstance(value, dict | list | tuple | set | frozenset | deque):
-        return "is a container with slots" if _slot_names(value) else None
+        return "is a container with slots" if slot_names(value) else None
     if isinstance(value, UNCOUNTED):
         return f"is of type {kind.__name__}, whose changes nobody counts"
     return None
@@ -406,7 +407,7 @@ def put_contents(value: Any, contents: Any, undo: Undo) -> None:
     elif type(value).__module__ == "numpy":
         _put_array(value, contents[0], undo)
     elif not isinstance(value, Tensor | CACHED):
-        slots = _slot_names(value)
+        slots = slot_names(value)
         num_own = len(contents) - len(slots)
         put_back(getattr(value, "__dict__", {}), _paired(contents[:num_own]), undo)
         for name, old in zip(slots, contents[num_own:], strict=True):
@@ -472,24 +473,12 @@ def is_users(value: Any) -> bool:
 
 def slots_of(value: Any) -> Iterator[tuple[str, Any]]:
     """The values in slots, by name."""
-    for name in _slot_names(value):
+    for name in slot_names(value):
         yield name, getattr(value, name, GONE)
 
 
 def _slots(value: Any) -> list[Any]:
     return [each for _, each in slots_of(value)]
-
-
-def _slot_names(value: Any) -> list[str]:
-    names: list[str] = []
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name[:2] != "__":
-                names.append(name)
-            elif name[-2:] != "__":  # Python puts the class in front
-                names.append(f"_{kind.__name__.lstrip('_')}{name}")
-    return names
 
 
 def _is_same(old: Any, new: Any) -> bool:

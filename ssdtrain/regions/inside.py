@@ -86,10 +86,8 @@ def is_alike(old: Any, new: Any) -> bool:
     if type(old) is not type(new):
         return False
     if isinstance(old, Inside):
-        same = old.value is new.value and old.kind is new.kind
-        return (
-            same and old.written == new.written and is_alike(old.contents, new.contents)
-        )
+        same = old.value is new.value and old.written == new.written
+        return same and old.kind is new.kind and is_alike(old.contents, new.contents)
     if isinstance(old, dict):
         same = list(old) == list(new)
         return same and all(is_alike(old[name], new[name]) for name in old)

@@ -311,6 +311,19 @@ def has_plain_attributes(value: Any) -> bool:
     return _own_of(value) is not None
 
 
+def slot_names(value: Any) -> list[str]:
+    """Of the slots that classes of Python gave an object."""
+    names: list[str] = []
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name[:2] != "__":
+                names.append(name)
+            elif name[-2:] != "__":  # Python puts the class in front
+                names.append(f"_{kind.__name__.lstrip('_')}{name}")
+    return names
+
+
 def _own_of(value: Any) -> dict[str, Any] | None:
     """The attributes of an object; None: its class computes them."""
     try:
