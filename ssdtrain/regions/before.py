@@ -31,7 +31,7 @@ from ssdtrain.regions.inventory import (
     counts_changes,
 )
 from ssdtrain.regions.reads import Reads
-from ssdtrain.regions.restore import Undo, put_back
+from ssdtrain.regions.restore import Undo, put_back, put_kind
 from ssdtrain.regions.updated import NONE_UPDATED, Updated, storages
 from ssdtrain.regions.weights import has_place
 
@@ -40,6 +40,7 @@ class Parts(NamedTuple):
     """One module as a forward found it."""
 
     module: nn.Module
+    kind: type
     own: dict[str, Any]
     buffers: dict[str, Any]
     parameters: dict[str, Any]
@@ -71,6 +72,7 @@ class Parts(NamedTuple):
         insides = [(name, seen(own.get(name))) for name in names]
         return cls(
             module,
+            type(module),
             dict(own),
             buffers,
             parameters,
@@ -307,15 +309,16 @@ class Before:
             name = reads.changed(values)
             if name is not None:
                 raise self._error(f"{name}, which its code reads,")
-        if deep.changed() is not None:
+        if deep.changed(behind=True) is not None:
             deep.put_back(undo)
-            name = deep.changed()
+            name = deep.changed(behind=True)
             if name is not None:
                 raise self._error(f"something inside {name}")
 
     def _put_back(self, part: Parts, gathered: set[int], undo: Undo) -> None:
         module = part.module
         held = part.parameters
+        put_kind(module, part.kind, undo)
         if id(module) in gathered:
             # FSDP2's own hooks gather them when the module runs.
             held = faced(held, module._parameters)

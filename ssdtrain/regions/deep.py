@@ -51,6 +51,7 @@ from ssdtrain.regions.inventory import (
     Inventory,
     counts_changes,
     has_plain_attributes,
+    slot_names,
 )
 from ssdtrain.regions.restore import (
     GONE,
@@ -59,6 +60,7 @@ from ssdtrain.regions.restore import (
     put_back,
     put_class,
     put_items,
+    put_kind,
 )
 
 MAX_ITEMS = 1024
@@ -82,10 +84,12 @@ VIEWS = (MappingProxyType, *map(type, ({}.keys(), {}.values(), {}.items())))
 UNCOUNTED = (
     *(bytearray, memoryview, array, mmap, SimpleQueue, Queue, SynchronizedBase),
     *(ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union),
+    ctypes._Pointer,
 )
 """Nobody counts their changes, or other threads change them."""
 PACKAGES = frozenset(("site-packages", "dist-packages"))
 CACHED = type(functools.lru_cache(len))
+OF_CODE = FunctionType | type | CACHED
 _GLOBAL_RANDOM = getattr(random.random, "__self__", None)
 
 
@@ -95,6 +99,8 @@ class ObjectContents(NamedTuple):
     name: str
     """For errors: of the attribute or global that leads to it."""
     value: Any
+    kind: type
+    """Its class, which a program may change."""
     contents: Any
 
 
@@ -131,22 +137,30 @@ class Deep:
                     inside = self._visit(name, *waiting.pop())
                     waiting += reversed(list(inside))
 
-    def changed(self) -> str | None:
-        """What has changed inside; None: nothing."""
-        for name, value, contents in self._held:
-            if not _is_same(contents, contents_of(value)):
+    def changed(self, *, behind: bool = False) -> str | None:
+        """What has changed inside; None: nothing.
+
+        Args:
+            behind: not by the forward: what a cache has got since is no change, for a
+                re-run finds in it what the forward found.
+        """
+        for name, value, kind, contents in self._held:
+            if behind and isinstance(value, CACHED):
+                continue
+            if type(value) is not kind or not _is_same(contents, contents_of(value)):
                 return name
         return None
 
     def put_back(self, undo: Undo) -> None:
         """Let all hold what it held, but for tensors that were written."""
-        for _, value, contents in self._held:
+        for _, value, kind, contents in self._held:
+            put_kind(value, kind, undo)
             if not _is_same(contents, contents_of(value)):
                 put_contents(value, contents, undo)
 
     def tell(self, inventory: Inventory) -> None:
         """Let an inventory hold what is compared."""
-        for _, value, _ in self._held:
+        for _, value, _, _ in self._held:
             if isinstance(value, Tensor):
                 inventory.versions((value,))
             elif isinstance(value, dict | list | set | deque):
@@ -157,7 +171,7 @@ class Deep:
                 inventory.class_of(value)
             elif isinstance(value, FunctionType):
                 inventory.function(value)
-            elif has_plain_attributes(value) and not _slot_names(value):
+            elif _is_told_by_attributes(value):
                 inventory.owner(value)
             else:
                 inventory.computed(value, contents_of)
@@ -183,7 +197,7 @@ class Deep:
                 if self.refusal is None and not self._is_foreign:
                     self.refusal = f"{name} holds more than is looked at"
                 return
-            self._held.append(ObjectContents(name, value, contents))
+            self._held.append(ObjectContents(name, value, type(value), contents))
         for each in self._named_in(value) if is_around else children_of(value):
             # Containers in containers are one level, as deep as they are.
             is_level = level == 0 or not _are_containers(value, each)
@@ -211,8 +225,17 @@ def _is_looked_into(value: Any) -> bool:
     """Whether [Note: state between forward and backward] covers its first level."""
     if isinstance(value, Tensor | dict | list | set | deque):
         return True
-    fixed = FunctionType | MethodType | type | nn.Module | threading.local
-    return not isinstance(value, fixed) and hasattr(value, "__dict__")
+    fixed = FunctionType | MethodType | type | nn.Module | threading.local | CACHED
+    if isinstance(value, fixed) or not hasattr(value, "__dict__"):
+        return False
+    return not slot_names(value)
+
+
+def _is_told_by_attributes(value: Any) -> bool:
+    """Whether those in its dictionary are all that is compared of an object."""
+    if isinstance(value, CACHED) or slot_names(value):
+        return False
+    return has_plain_attributes(value)
 
 
 def _goes_on(value: Any) -> str | None:
@@ -229,14 +252,23 @@ def _goes_on(value: Any) -> str | None:
         return "is an iterator"
     if isinstance(value, ContextVar):
         return "may be another in the thread of a backward"
-    numpy: Any = sys.modules.get("numpy")
-    is_array = numpy is not None and isinstance(value, numpy.ndarray)
-    if is_array and (kind is not numpy.ndarray or value.nbytes > MAX_ARRAY_BYTES):
-        told = f"is an array ({kind.__name__}) of {value.nbytes} bytes"
-        return f"{told}, whose changes nobody counts"
     if isinstance(value, CACHED) and not is_installed(value.__module__):
         if any(map(contents_of, _cells_of(value.__wrapped__))):
             return "caches what may change"
+    return _uncounted(value)
+
+
+def _uncounted(value: Any) -> str | None:
+    """What it is, where nobody counts its changes."""
+    kind = type(value)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        is_plain = kind is numpy.ndarray and not value.dtype.hasobject
+        if not is_plain or value.nbytes > MAX_ARRAY_BYTES:
+            told = f"is an array ({kind.__name__}) of {value.nbytes} bytes"
+            return f"{told}, whose changes nobody counts"
+    if isinstance(value, dict | list | tuple | set | frozenset | deque):
+        return "is a container with slots" if slot_names(value) else None
     if isinstance(value, UNCOUNTED):
         return f"is of type {kind.__name__}, whose changes nobody counts"
     return None
@@ -273,21 +305,25 @@ def children_of(value: Any) -> Iterable[Any]:
         return value.func, value.args, value.keywords
     if isinstance(value, MethodType | weakref.ref):
         return (value.__self__,) if isinstance(value, MethodType) else (value(),)
-    if isinstance(value, FunctionType | type) and is_installed(value.__module__):
+    if isinstance(value, OF_CODE) and is_installed(value.__module__):
         return ()
     if isinstance(value, FunctionType):
         inner = value.__defaults__ or (), value.__kwdefaults__ or {}
         cells = _cells_of(value)
         return (*inner[0], *inner[1].values(), *cells, *value.__dict__.values())
     if isinstance(value, CACHED | type):
-        wrapped = getattr(value, "__wrapped__", None)
-        return (wrapped, *vars(value).values())
+        others = _kept(value) if isinstance(value, CACHED) else value.__mro__[1:]
+        return (*vars(value).values(), *others, type(value))
     if isinstance(value, nn.Module):
         return *_parts(value), *_attributes(value)
     if isinstance(value, Tensor) or not is_users(value):
         is_marked = type(value) is Tensor and bool(value.__dict__)
         return _own(value) if is_marked else ()
-    return (*getattr(value, "__dict__", {}).values(), *_slots(value), type(value))
+    return (
+        *getattr(value, "__dict__", {}).values(),
+        *_slots(value),
+        *type(value).__mro__,
+    )
 
 
 def content_of(cell: Any) -> Any:
@@ -335,9 +371,25 @@ def contents_of(value: Any) -> Any:
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return [value.tobytes()] if value.nbytes <= MAX_ARRAY_BYTES else None
     if not is_users(value):
-        return None
+        return _misses(value)
     own = getattr(value, "__dict__", {})
     return [*own, *own.values(), *_slots(value)]
+
+
+def _misses(value: Any) -> list[bytes] | None:
+    """How often a cache of the program's own was filled; None: it is none."""
+    if not isinstance(value, CACHED) or is_installed(value.__module__):
+        return None
+    told = value.cache_info()
+    return None if told.maxsize == 0 else [b"%d" % told.misses]
+
+
+def _kept(cache: Any) -> Iterable[Any]:
+    """What a cache of functools gives out again; of one with bounds, its keys, too."""
+    held = [each for each in gc.get_referents(cache) if each is not vars(cache)]
+    table = max(at for at, each in enumerate(held) if type(each) is dict)
+    is_bounded = cache.cache_parameters()["maxsize"] is not None
+    return held[:table] if is_bounded else list(held[table].values())
 
 
 def put_contents(value: Any, contents: Any, undo: Undo) -> None:
@@ -354,8 +406,8 @@ def put_contents(value: Any, contents: Any, undo: Undo) -> None:
         put_back(vars(value), _paired(contents), undo)
     elif type(value).__module__ == "numpy":
         _put_array(value, contents[0], undo)
-    elif not isinstance(value, Tensor):
-        slots = _slot_names(value)
+    elif not isinstance(value, Tensor | CACHED):
+        slots = slot_names(value)
         num_own = len(contents) - len(slots)
         put_back(getattr(value, "__dict__", {}), _paired(contents[:num_own]), undo)
         for name, old in zip(slots, contents[num_own:], strict=True):
@@ -421,21 +473,12 @@ def is_users(value: Any) -> bool:
 
 def slots_of(value: Any) -> Iterator[tuple[str, Any]]:
     """The values in slots, by name."""
-    for name in _slot_names(value):
+    for name in slot_names(value):
         yield name, getattr(value, name, GONE)
 
 
 def _slots(value: Any) -> list[Any]:
     return [each for _, each in slots_of(value)]
-
-
-def _slot_names(value: Any) -> list[str]:
-    names: list[str] = []
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        names += (slots,) if isinstance(slots, str) else slots
-    skipped = ("__dict__", "__weakref__")
-    return [name for name in names if name not in skipped and name[:2] != "__"]
 
 
 def _is_same(old: Any, new: Any) -> bool:
@@ -450,4 +493,4 @@ def _is_alike(old: Any, new: Any) -> bool:
     if old is new:
         return True
     same = type(old) is type(new) and isinstance(old, PLAIN)
-    return same and bool(old == new or old != old)
+    return same and repr(old) == repr(new)  # 0.0 is not -0.0

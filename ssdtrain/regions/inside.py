@@ -9,13 +9,15 @@ from torch import Tensor
 
 from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.inventory import Inventory, counts_changes
-from ssdtrain.regions.restore import Undo, put_back, put_items
+from ssdtrain.regions.restore import Undo, put_back, put_items, put_kind
 
 
 class Inside(NamedTuple):
     """An object and what it held."""
 
     value: Any
+    kind: type
+    """Its class, which a program may change."""
     contents: Any
     """Items or attributes; None: it is a tensor."""
     written: tuple[int, ...] = ()
@@ -37,7 +39,7 @@ def seen(value: Any, most: float = math.inf) -> Any:
     """What is inside a value, to be compared and put back; the value itself where that
     is more than so much, or nothing can be."""
     if isinstance(value, Tensor):
-        return Inside(value, None, versions_of((value,)))
+        return Inside(value, type(value), None, versions_of((value,)))
     inside: Any = value
     if not isinstance(value, dict | list | set | deque):
         inside = getattr(value, "__dict__", None)
@@ -46,9 +48,9 @@ def seen(value: Any, most: float = math.inf) -> Any:
     if len(inside) > most:
         return value
     if isinstance(inside, dict):
-        return Inside(value, dict(inside), versions_of(inside.values()))
+        return Inside(value, type(value), dict(inside), versions_of(inside.values()))
     items = set(inside) if isinstance(inside, set) else list(inside)
-    return Inside(value, items, versions_of(items))
+    return Inside(value, type(value), items, versions_of(items))
 
 
 def put_inside(seen: Any, undo: Undo) -> Any:
@@ -56,7 +58,8 @@ def put_inside(seen: Any, undo: Undo) -> Any:
     itself."""
     if type(seen) is not Inside:
         return seen
-    value, contents, _ = seen
+    value, kind, contents, _ = seen
+    put_kind(value, kind, undo)
     if isinstance(value, dict):
         put_back(value, contents, undo)
     elif isinstance(contents, dict):
@@ -84,7 +87,7 @@ def is_alike(old: Any, new: Any) -> bool:
         return False
     if isinstance(old, Inside):
         same = old.value is new.value and old.written == new.written
-        return same and is_alike(old.contents, new.contents)
+        return same and old.kind is new.kind and is_alike(old.contents, new.contents)
     if isinstance(old, dict):
         same = list(old) == list(new)
         return same and all(is_alike(old[name], new[name]) for name in old)

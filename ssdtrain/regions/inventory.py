@@ -39,6 +39,8 @@ DEFAULTS = attrgetter("__defaults__")
 KEYWORD_DEFAULTS = attrgetter("__kwdefaults__")
 # As Python finds it; a class may compute what it gives out, in Python.
 OWN: Any = object.__getattribute__
+MADE_BY_PYTHON = 1 << 9
+"""The flag of classes that a program has made (`Py_TPFLAGS_HEAPTYPE`)."""
 
 
 def counts_changes(value: Any) -> bool:
@@ -68,6 +70,8 @@ class Inventory:
         self.is_blind = False
         """Whether something cannot be read so: nothing is ever known to be the same."""
         self._owners: list[Any] = []
+        self._kinds: list[Any] = []
+        """Containers whose class may change."""
         self._written: list[dict[Any, Any]] = []
         """Dictionaries told by their version."""
         self._dicts: list[dict[Any, Any]] = []
@@ -182,6 +186,8 @@ class Inventory:
             items, add = getattr(value, "__dict__", None), self.owner
             if not isinstance(items, dict):
                 return ()
+        if items is value and type(value).__flags__ & MADE_BY_PYTHON:
+            self._kinds.append(value)
         if most is not None and len(items) > most:
             if self._is_new(items):
                 self._large.append(items)
@@ -212,13 +218,12 @@ class Inventory:
         self.owner(value)
 
     def computed(self, value: Any, contents: Callable[[Any], Any]) -> None:
-        """An object of a rare kind, by calls of Python.
+        """An object of a rare kind, by calls of Python, whatever else is told of it.
 
         Args:
             contents: gives a list of what it holds.
         """
-        if self._is_new(value):
-            self._computed.append((value, contents))
+        self._computed.append((value, contents))
 
     def _add_list(self, value: Any) -> None:
         if self._is_new(value):
@@ -281,6 +286,8 @@ class Inventory:
         lists, functions = self._lists, self._functions
         numbers += map(REQUIRES_GRAD, self._parameters)
         objects += map(OWN, self._owners, repeat("__dict__"))
+        objects += map(type, self._owners)
+        objects += map(type, self._kinds)
         objects += map(dict.get, self._spaces, self._names)
         objects += map(CONTENT, self._cells)
         if lists:
@@ -292,6 +299,7 @@ class Inventory:
         if self._large:
             numbers += [len(each) > MAX_ITEMS for each in self._large]
         for value, contents in self._computed:
+            objects.append(type(value))
             for each in contents(value):
                 # Bytes of an array are others in each look.
                 (numbers if type(each) is bytes else objects).append(each)
@@ -301,6 +309,19 @@ class Inventory:
 def has_plain_attributes(value: Any) -> bool:
     """Whether they are in a dictionary that its class gives out as it is."""
     return _own_of(value) is not None
+
+
+def slot_names(value: Any) -> list[str]:
+    """Of the slots that classes of Python gave an object."""
+    names: list[str] = []
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name[:2] != "__":
+                names.append(name)
+            elif name[-2:] != "__":  # Python puts the class in front
+                names.append(f"_{kind.__name__.lstrip('_')}{name}")
+    return names
 
 
 def _own_of(value: Any) -> dict[str, Any] | None:

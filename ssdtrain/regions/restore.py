@@ -81,6 +81,13 @@ def put_items(value: Any, held: Any, undo: Undo) -> None:
     fill(held)
 
 
+def put_kind(value: Any, kind: type, undo: Undo) -> None:
+    """Let an object be of the same class as before."""
+    now = type(value)
+    if now is not kind:
+        put_attribute(value, "__class__", kind, now, undo)
+
+
 def put_class(kind: type, before: dict[str, Any], undo: Undo) -> None:
     """Let a class have the same attributes as before; not one of C's, which cannot."""
     now = dict(vars(kind))

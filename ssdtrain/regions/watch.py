@@ -311,6 +311,8 @@ def _change_of_modules(before: Seen, behind: Seen) -> str | None:
 
 
 def _difference_of_parts(old: Parts, new: Parts) -> str | None:
+    if old.kind is not new.kind:
+        return "the class of a module changed"
     for before, behind in (
         (old.own, new.own),
         (old.buffers, new.buffers),

@@ -4,6 +4,7 @@ plain autograd needs none of it again."""
 import ctypes
 import functools
 import itertools
+import math
 import os
 import random
 import sys
@@ -54,9 +55,47 @@ class Losses(list[float]):
     scale = 1.0
 
 
+class LessLosses(Losses):
+    scale = 0.5
+
+
 @dataclass(slots=True)
 class Slots:
     scale: float = 1.0
+
+
+class SlotsBeside(Slots):
+    """Has a dictionary, too."""
+
+
+class Private:
+    __slots__ = ("__scale",)
+
+    def __init__(self) -> None:
+        self.__scale = 1.0
+
+    def value(self, new: float = 0.0) -> float:
+        self.__scale = new or self.__scale
+        return self.__scale
+
+
+class Inheriting(Config):
+    """Whose attribute is of the class that it is made of."""
+
+
+class OneHalf(Config):
+    scale = 0.5
+
+
+class SlotsOfDict(dict[str, float]):
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+def made_for(name: str) -> dict[str, float]:
+    return {name: 1.0}
 
 
 def scaled(x: Tensor, by: float = 1.0) -> Tensor:
@@ -310,6 +349,41 @@ CHANGED: dict[str, Case] = {
         lambda s, x: x * s.thing.scale,
         lambda thing: setattr(thing, "scale", 0.5),
     ),
+    "slots beside a dictionary": (
+        SlotsBeside,
+        lambda s, x: x * s.thing.scale,
+        lambda thing: setattr(thing, "scale", 0.5),
+    ),
+    "slot of a private name": (
+        Private,
+        lambda s, x: x * s.thing.value(),
+        lambda thing: thing.value(0.5),
+    ),
+    "attribute that a class inherits": (
+        Inheriting,
+        lambda s, x: x * s.thing.scale,
+        lambda _: setattr(Config, "scale", 0.5),
+    ),
+    "another class": (
+        Config,
+        lambda s, x: x * s.thing.scale,
+        lambda thing: setattr(thing, "__class__", OneHalf),
+    ),
+    "another class, deep inside": (
+        lambda: [[Config()]],
+        lambda s, x: x * s.thing[0][0].scale,
+        lambda thing: setattr(thing[0][0], "__class__", OneHalf),
+    ),
+    "another class of a list": (
+        lambda: [Losses()],
+        lambda s, x: x * s.thing[0].scale,
+        lambda thing: setattr(thing[0], "__class__", LessLosses),
+    ),
+    "sign of zero": (
+        lambda: [[0.0]],
+        lambda s, x: x * math.copysign(1.0, s.thing[0][0]),
+        lambda thing: thing[0].__setitem__(0, -0.0),
+    ),
     "array": (
         lambda: np.ones(1, dtype=np.float32),
         lambda s, x: x * float(s.thing[0]),
@@ -387,6 +461,21 @@ CHANGED: dict[str, Case] = {
     ),
 }
 GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str]] = {
+    "container with slots": (
+        SlotsOfDict,
+        lambda s, x: x * s.thing.scale,
+        "is a container with slots",
+    ),
+    "array of objects": (
+        lambda: np.array([1.0], dtype=object),
+        lambda s, x: x * s.thing[0],
+        "is an array",
+    ),
+    "pointer": (
+        lambda: ctypes.pointer(ctypes.c_double(1.0)),
+        lambda s, x: x * s.thing.contents.value,
+        "whose changes nobody counts",
+    ),
     "method of an iterator": (
         lambda: itertools.count(1).__next__,
         lambda s, x: x * s.thing(),
@@ -622,3 +711,39 @@ def test_draws_that_leave_no_trace_are_drawn_again() -> None:
     """`fork_rng` sets the generator back, and so the forward seems to draw nothing."""
     ours, refused, theirs = both(lambda s, x: forked(x), change=lambda _: torch.rand(3))
     assert not refused and same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("maxsize", [4, None])
+def test_a_dictionary_that_a_cache_gives_out_is_filled_once(
+    maxsize: int | None,
+) -> None:
+    state_of = functools.lru_cache(maxsize)(made_for)
+
+    def counted_in_cache(s: Any, x: Tensor) -> Tensor:
+        state = state_of("n")
+        state["n"] += 0.5
+        return x * state["n"]
+
+    state_of.cache_clear()
+    ours, refused = train(counted_in_cache, True)
+    state_of.cache_clear()
+    theirs, _ = train(counted_in_cache, False)
+    assert all(map(same_bits, ours, theirs))
+    assert "state_of" in refused["layers.0"]
+
+
+@pytest.mark.parametrize("maxsize", [4, None])
+def test_what_a_cache_gets_behind_a_forward_does_not_stop_its_rerun(
+    maxsize: int | None,
+) -> None:
+    state_of = functools.lru_cache(maxsize)(made_for)
+
+    def of_cache(s: Any, x: Tensor) -> Tensor:
+        return x * state_of("n")["n"]
+
+    state_of("n")
+    ours, refused = train(of_cache, True, change=lambda _: state_of("other"))
+    theirs, _ = train(of_cache, False)
+    assert all(map(same_bits, ours, theirs))
+    assert not refused
+    assert state_of.cache_info().currsize == 2
