@@ -211,7 +211,7 @@ class Cursor:
                 self._stray(lane.cursor)
             elif sized.plan is not sized.in_force and sized.plan is None:
                 self.num_outgrown += 1
-                lane.cursor.runs_all = self.runs_all
+                lane.cursor.leaves(runs_all=self.runs_all)
                 self._fall_back(Fallback.PLAN_OUTGROWN)
             self._num_lanes += 1
             self.observer.lane(lane.cursor, lane.kind)
@@ -279,7 +279,7 @@ class Cursor:
             number = cursor.num_items
             order = orders[number]
             if (order.name, order.num_bytes) == (name, num_bytes):
-                self._found(cursor, order, num_bytes)
+                cursor.found(order.num_bytes, num_bytes)
                 return number, order
             resized = order.name != name and is_same_item(order.name, name)
             if resized and not (
@@ -301,7 +301,7 @@ class Cursor:
                 if resized or order.num_bytes != num_bytes:
                     found = self._found_resized(cursor, order, num_bytes)
                     return number, order if found else None
-                self._found(cursor, order, num_bytes)
+                cursor.found(order.num_bytes, num_bytes)
                 return number, order
         self._stray(cursor)
         return cursor.num_items, None
@@ -333,16 +333,10 @@ class Cursor:
             for each in floating
         )
 
-    def _found(self, cursor: LaneCursor, order: Order, num_bytes: int) -> None:
-        cursor.planned_bytes += order.num_bytes
-        cursor.own_bytes += num_bytes
-        if cursor.even_ratio == 1.0 and order.num_bytes:
-            cursor.even_ratio = num_bytes / order.num_bytes
-
     def _found_resized(self, cursor: LaneCursor, order: Order, num_bytes: int) -> bool:
         """Count an item of another size; whether the lane goes on under its plan."""
         is_first = not cursor.planned_bytes
-        self._found(cursor, order, num_bytes)
+        cursor.found(order.num_bytes, num_bytes)
         ratio = num_bytes / max(1, order.num_bytes)
         if is_first and self.is_too_large(cursor, ratio):
             self.outgrow(cursor, ratio)
@@ -368,7 +362,7 @@ class Cursor:
         self.num_outgrown += 1
         if cursor.most_ratio != self.most_ratio:
             self.by_size.misled()
-        cursor.orders, cursor.runs_all = None, self.runs_all
+        cursor.leaves(runs_all=self.runs_all)
         self._fall_back(Fallback.PLAN_OUTGROWN)
 
     def counts(self, lane: Lane, name: str, num_bytes: int, least: int) -> bool:
@@ -437,7 +431,7 @@ class Cursor:
 
     def _stray(self, cursor: LaneCursor) -> None:
         self.num_strayed += 1
-        cursor.orders, cursor.runs_all = None, self.runs_all
+        cursor.leaves(runs_all=self.runs_all)
         self._fall_back(Fallback.PLAN_MISMATCH)
 
     def leave(self, cursor: LaneCursor) -> None:

@@ -181,6 +181,17 @@ class LaneCursor:
         """Its size over the plan's, by the items so far."""
         return self.own_bytes / self.planned_bytes if self.planned_bytes else 1.0
 
+    def found(self, planned_bytes: int, num_bytes: int) -> None:
+        """An item that the plan knows has come."""
+        self.planned_bytes += planned_bytes
+        self.own_bytes += num_bytes
+        if self.even_ratio == 1.0 and planned_bytes:
+            self.even_ratio = num_bytes / planned_bytes
+
+    def leaves(self, *, runs_all: bool) -> None:
+        """It follows its plan no more, or never does."""
+        self.orders, self.runs_all = None, runs_all
+
     def record(self, item: int) -> Any:
         """The record of an item, while it lives."""
         found = self.records.get(item)

@@ -309,9 +309,9 @@ class Before:
             name = reads.changed(values)
             if name is not None:
                 raise self._error(f"{name}, which its code reads,")
-        if deep.changed(behind=True) is not None:
+        if deep.changed() is not None:
             deep.put_back(undo)
-            name = deep.changed(behind=True)
+            name = deep.changed()
             if name is not None:
                 raise self._error(f"something inside {name}")
 

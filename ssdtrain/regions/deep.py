@@ -137,16 +137,9 @@ class Deep:
                     inside = self._visit(name, *waiting.pop())
                     waiting += reversed(list(inside))
 
-    def changed(self, *, behind: bool = False) -> str | None:
-        """What has changed inside; None: nothing.
-
-        Args:
-            behind: not by the forward: what a cache has got since is no change, for a
-                re-run finds in it what the forward found.
-        """
+    def changed(self) -> str | None:
+        """What has changed inside; None: nothing."""
         for name, value, kind, contents in self._held:
-            if behind and isinstance(value, CACHED):
-                continue
             if type(value) is not kind or not _is_same(contents, contents_of(value)):
                 return name
         return None
@@ -225,7 +218,7 @@ def _is_looked_into(value: Any) -> bool:
     """Whether [Note: state between forward and backward] covers its first level."""
     if isinstance(value, Tensor | dict | list | set | deque):
         return True
-    fixed = FunctionType | MethodType | type | nn.Module | threading.local | CACHED
+    fixed = FunctionType | MethodType | type | nn.Module | threading.local
     if isinstance(value, fixed) or not hasattr(value, "__dict__"):
         return False
     return not slot_names(value)
@@ -233,9 +226,7 @@ def _is_looked_into(value: Any) -> bool:
 
 def _is_told_by_attributes(value: Any) -> bool:
     """Whether those in its dictionary are all that is compared of an object."""
-    if isinstance(value, CACHED) or slot_names(value):
-        return False
-    return has_plain_attributes(value)
+    return not slot_names(value) and has_plain_attributes(value)
 
 
 def _goes_on(value: Any) -> str | None:
@@ -312,7 +303,7 @@ def children_of(value: Any) -> Iterable[Any]:
         cells = _cells_of(value)
         return (*inner[0], *inner[1].values(), *cells, *value.__dict__.values())
     if isinstance(value, CACHED | type):
-        others = _kept(value) if isinstance(value, CACHED) else value.__mro__[1:]
+        others = value.__mro__[1:] if isinstance(value, type) else [value.__wrapped__]
         return (*vars(value).values(), *others, type(value))
     if isinstance(value, nn.Module):
         return *_parts(value), *_attributes(value)
@@ -371,25 +362,9 @@ def contents_of(value: Any) -> Any:
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return [value.tobytes()] if value.nbytes <= MAX_ARRAY_BYTES else None
     if not is_users(value):
-        return _misses(value)
+        return None
     own = getattr(value, "__dict__", {})
     return [*own, *own.values(), *_slots(value)]
-
-
-def _misses(value: Any) -> list[bytes] | None:
-    """How often a cache of the program's own was filled; None: it is none."""
-    if not isinstance(value, CACHED) or is_installed(value.__module__):
-        return None
-    told = value.cache_info()
-    return None if told.maxsize == 0 else [b"%d" % told.misses]
-
-
-def _kept(cache: Any) -> Iterable[Any]:
-    """What a cache of functools gives out again; of one with bounds, its keys, too."""
-    held = [each for each in gc.get_referents(cache) if each is not vars(cache)]
-    table = max(at for at, each in enumerate(held) if type(each) is dict)
-    is_bounded = cache.cache_parameters()["maxsize"] is not None
-    return held[:table] if is_bounded else list(held[table].values())
 
 
 def put_contents(value: Any, contents: Any, undo: Undo) -> None:
@@ -406,7 +381,7 @@ def put_contents(value: Any, contents: Any, undo: Undo) -> None:
         put_back(vars(value), _paired(contents), undo)
     elif type(value).__module__ == "numpy":
         _put_array(value, contents[0], undo)
-    elif not isinstance(value, Tensor | CACHED):
+    elif not isinstance(value, Tensor):
         slots = slot_names(value)
         num_own = len(contents) - len(slots)
         put_back(getattr(value, "__dict__", {}), _paired(contents[:num_own]), undo)

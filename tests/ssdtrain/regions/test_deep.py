@@ -94,10 +94,6 @@ class SlotsOfDict(dict[str, float]):
         self.scale = 1.0
 
 
-def made_for(name: str) -> dict[str, float]:
-    return {name: 1.0}
-
-
 def scaled(x: Tensor, by: float = 1.0) -> Tensor:
     return x * by
 
@@ -711,39 +707,3 @@ def test_draws_that_leave_no_trace_are_drawn_again() -> None:
     """`fork_rng` sets the generator back, and so the forward seems to draw nothing."""
     ours, refused, theirs = both(lambda s, x: forked(x), change=lambda _: torch.rand(3))
     assert not refused and same_bits(ours, theirs)
-
-
-@pytest.mark.parametrize("maxsize", [4, None])
-def test_a_dictionary_that_a_cache_gives_out_is_filled_once(
-    maxsize: int | None,
-) -> None:
-    state_of = functools.lru_cache(maxsize)(made_for)
-
-    def counted_in_cache(s: Any, x: Tensor) -> Tensor:
-        state = state_of("n")
-        state["n"] += 0.5
-        return x * state["n"]
-
-    state_of.cache_clear()
-    ours, refused = train(counted_in_cache, True)
-    state_of.cache_clear()
-    theirs, _ = train(counted_in_cache, False)
-    assert all(map(same_bits, ours, theirs))
-    assert "state_of" in refused["layers.0"]
-
-
-@pytest.mark.parametrize("maxsize", [4, None])
-def test_what_a_cache_gets_behind_a_forward_does_not_stop_its_rerun(
-    maxsize: int | None,
-) -> None:
-    state_of = functools.lru_cache(maxsize)(made_for)
-
-    def of_cache(s: Any, x: Tensor) -> Tensor:
-        return x * state_of("n")["n"]
-
-    state_of("n")
-    ours, refused = train(of_cache, True, change=lambda _: state_of("other"))
-    theirs, _ = train(of_cache, False)
-    assert all(map(same_bits, ours, theirs))
-    assert not refused
-    assert state_of.cache_info().currsize == 2
