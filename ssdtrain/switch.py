@@ -26,7 +26,7 @@ _EXAMPLES = "'fit', '16GB', '80%' or 'max_overhead=2%,target=ssd,directory=/nvme
 _NUMBERS = ("io_threads", "seed")
 _LISTS = ("directory", "regions")
 _LARGE = (
-    *("device_memory", "memory_budget", "memory_budget_bytes"),
+    *("device_memory", "memory_budget"),
     *("host_bytes", "ssd_rated_bytes", "write_budget"),
 )
 """Sizes of which nobody means fewer than a million bytes."""

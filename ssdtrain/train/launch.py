@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TextIO, TypeAlias
 
@@ -51,8 +51,7 @@ def _handing_on(children: list[Child]) -> Iterator[None]:
 
     def hand_on(signum: int, frame: FrameType | None) -> None:
         for child in children:
-            if child.poll() is None:
-                child.send_signal(signum)
+            _tell(child, signum)
 
     before = {signum: signal.signal(signum, hand_on) for signum in SIGNALS}
     try:
@@ -97,15 +96,23 @@ def _wait(children: Sequence[Child]) -> list[int]:
         child.returncode = os.waitstatus_to_exitcode(status)
         if child.returncode and left and not killer.is_alive():
             for other in left.values():
-                other.terminate()
+                _tell(other, signal.SIGTERM)
             killer.start()
     killer.cancel()
     return [child.returncode for child in children]
 
 
+def _tell(child: Child, signum: int) -> None:
+    """Send a signal, if its status is not known. Not by `Popen`, which would collect
+    one that has ended, and `os.wait` would miss it."""
+    if child.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signum)
+
+
 def _kill(children: Sequence[Child]) -> None:
     for child in children:
-        child.kill()
+        _tell(child, signal.SIGKILL)
 
 
 def _status(codes: Sequence[int]) -> int:

@@ -1,6 +1,8 @@
 """A plain run and its twin: equal losses, fewer bytes, and a resume that is exact."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,3 +241,17 @@ def test_losses_are_compared_by_their_bits() -> None:
     assert bits_of(1.0, nan) == bits_of(1.0, nan)
     assert bits_of(0.0) != bits_of(-0.0)
     assert bits_of(1.0) != bits_of(1.0, 2.0)
+
+
+def test_a_signal_collects_no_rank_that_has_ended() -> None:
+    """It was `ChildProcessError`, where the last one ended as the signal came."""
+    script = """
+import os, signal, subprocess
+from ssdtrain.train import launch
+child = subprocess.Popen(["true"])
+os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+with launch._handing_on([child]):
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert launch._wait([child]) == [0]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
