@@ -4,12 +4,11 @@ The generators are `surprises.py`, `layered.py`, `operands.py`, `between.py` and
 `stateful.py` in `tests/ssdtrain/graphs`: chains of operators, repeated layers whose
 forwards run again, chains of which most is made again, chains of modules between which
 the program writes, and layers that read state of many kinds. Every seed gives a model
-of each. It runs under
-several plans, of which some are drawn and change under way. Written down: how many
-graphs (steps of models) there were, how many runs of a model under a plan were equal,
-in how many plain autograd raised as well, in how many ssdtrain raised alone (it may,
-and says so), how often each operator and surprise occurred, and every difference with
-its seed.
+of each. It runs under several plans, of which some are drawn and change under way.
+Written down: how many graphs (steps of models) there were, how many runs of a model
+under a plan were equal, in how many plain autograd raised as well, in how many ssdtrain
+raised alone (it may, and says so), how often each operator and surprise occurred, and
+every difference with its seed.
 
     OMP_NUM_THREADS=1 python -m recipes.bench safety.surprises --workers 2
 """
