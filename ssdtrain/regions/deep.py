@@ -259,7 +259,8 @@ def _uncounted(value: Any) -> str | None:
             told = f"is an array ({kind.__name__}) of {value.nbytes} bytes"
             return f"{told}, whose changes nobody counts"
     if isinstance(value, dict | list | tuple | set | frozenset | deque):
-        return "is a container with slots" if slot_names(value) else None
+        is_own = slot_names(value) and not is_installed(kind.__module__)
+        return "is a container with slots" if is_own else None
     if isinstance(value, UNCOUNTED):
         return f"is of type {kind.__name__}, whose changes nobody counts"
     return None
