@@ -4,7 +4,7 @@ import dis
 from types import CodeType
 from typing import Any, NamedTuple
 
-SILENT = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"))
+SILENT = frozenset(("CACHE", "COPY", "DUP_TOP", "EXTENDED_ARG", "NOP", "PUSH_NULL"))
 """Instructions that may stand between a global and what is loaded of it."""
 ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"))
 """Python 3.12 and later load `super().name` by the last one."""

@@ -208,6 +208,11 @@ def cached_of(holder: Holder) -> Callable[[], float]:
     return inner
 
 
+def counting(x: Tensor) -> Tensor:
+    SETTINGS_FILE.scale += 0.5
+    return x.clone()
+
+
 FUNCTIONS = {"by": by_others}
 
 
@@ -567,6 +572,7 @@ GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str
         lambda s, x: x * last_of(s.thing).scale,
         "holds more than is looked at",
     ),
+    "module of Python that counts": (nothing, lambda s, x: counting(x), "global scale"),
     "default that grows": (nothing, lambda s, x: counted(x), "global counted changed"),
 }
 
