@@ -25,8 +25,6 @@ def pytest_configure() -> None:
     # Before Python's own distutils, or it refuses to come at all.
     importlib.import_module("setuptools")
     gc.disable()  # what is imported is not garbage
-    # Inductor else compiles ten programs to see which vector units there are: 10 s.
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
     slow = [HealthCheck.too_slow]
     settings.register_profile("any", deadline=None, suppress_health_check=slow)
     settings.load_profile("any")

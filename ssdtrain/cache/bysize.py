@@ -106,7 +106,8 @@ class PlansBySize:
         self.is_trusted = False
 
     def of(self, plan: Plan | None, most_ratio: float, num_elements: int) -> SizedPlan:
-        """Return what a lane follows while `plan` is in force, with so much room."""
+        """Return what a lane follows while `plan` is in force, with so much room; no
+        plan, if none has room for it."""
         if plan is None:
             most_ratio = math.inf  # everything leaves, or runs again
         usual = SizedPlan(plan, most_ratio, plan)
@@ -123,8 +124,9 @@ class PlansBySize:
             ratio, may = met_ratio * num_elements / most_elements, []
         if ratio <= most:
             may.append(usual)
+        if may:
+            return min(may, key=lambda each: each.most_ratio)
         fitting = max((number for number, each in self._met if each <= most), default=0)
-        # None: where lanes with as many elements differ, these do not tell.
-        is_larger = 0 < fitting < num_elements
-        other = SizedPlan(None, math.inf, plan) if is_larger else usual
-        return min(may, key=lambda each: each.most_ratio, default=other)
+        # Where lanes with as many elements differ, these do not tell.
+        tells = 0 < fitting < num_elements
+        return SizedPlan(None, math.inf, plan) if tells else usual

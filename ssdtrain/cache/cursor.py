@@ -209,7 +209,7 @@ class Cursor:
             lane.cursor = LaneCursor(self._num_lanes, plan, sized.most_ratio)
             if plan is not NO_PLAN and plan.orders is None:
                 self._stray(lane.cursor)
-            elif sized.plan is not sized.in_force and sized.plan is None:
+            elif sized.plan is None and sized.in_force is not None:
                 self.num_outgrown += 1
                 lane.cursor.leaves(runs_all=self.runs_all)
                 self._fall_back(Fallback.PLAN_OUTGROWN)

@@ -1,14 +1,14 @@
 """What lies further inside of what a forward reads than one level.
 
 [Note: further inside]
-An attribute or a global may be a tuple, an object with slots, a NumPy array, a class
-that serves as a namespace, a partial function or a module that is registered nowhere.
-It may be a module around the region: of the parts of that one, those count alone that
-the region's code may ask for by name. Any of them may hold others, some levels deep
-(`self.config.rope["factor"]`). All of it is compared: what has changed is put back for
-a re-run, and a forward that changes it does not run again. Where there is more of it
-than `MAX_OBJECTS`, or further inside than `MAX_DEPTH`, the region runs once; of what
-installed packages lead to, `INSTALLED_DEPTH` levels are compared. A
+An attribute or a global may be a tuple, an object with slots or a NumPy array. It may
+be a class that serves as a namespace, a partial function or a module that is registered
+nowhere. It may be a module around the region: of the parts of that one, those count
+alone that the region's code may ask for by name. Any of them may hold others, some
+levels deep (`self.config.rope["factor"]`). All of it is compared: what has changed is
+put back for a re-run, and a forward that changes it does not run again. Where there is
+more of it than `MAX_OBJECTS`, or further inside than `MAX_DEPTH`, the region runs once.
+Of what installed packages lead to, `INSTALLED_DEPTH` levels are compared. A
 `threading.local` is looked at in whichever thread asks: the thread of a re-run gets
 what the forward's thread had, for as long as it runs. What goes on from where it stands
 and cannot be set back (an iterator, a random generator that is not torch's, Python's or

@@ -81,6 +81,7 @@ def versions_of(values: Iterable[Any]) -> tuple[int, ...]:
 
 
 def is_alike(old: Any, new: Any) -> bool:
+    """Whether what `seen` saw at two times holds the same."""
     if old is new:
         return True
     if type(old) is not type(new):

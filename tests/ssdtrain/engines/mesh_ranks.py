@@ -351,6 +351,10 @@ def cases() -> dict[str, tuple[Case, list[str]]]:
             alike = reshard == (dtype is None)
             every[name] = Case(sharded(dtype, reshard)), ["auto", *["ssd"] * alike]
     every["fsdp2 slow rank"] = Case(sharded(None, True), slow_ms=5.0), ["auto"]
+    for reshard in (True, False):
+        name = f"fsdp2 nested {'reshard' if reshard else 'keep'}"
+        # Some steps of regions are measured before there is a plan.
+        every[name] = Case(nested(reshard), num_steps=NUM_STEPS + 4), ["regions"]
     accumulated = Case(sharded(None, True), parts=2)
     every["fsdp2 accumulated"] = accumulated, ["auto"]
     every["tp"] = Case(parallel), ["auto", "shadow"]

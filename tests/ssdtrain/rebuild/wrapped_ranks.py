@@ -357,7 +357,6 @@ def cases(world: int) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     fixed = {"max_overhead": 0.01, "target": "host", "min_bytes": 1}
     at_once = {**fixed, "plan": "offload-all", "window_bytes": 1}
-    few = {"rebuilds": False, "num_steps": 4}  # nothing is planned for
     # 65 columns are 33 and 32.
     uneven = {"between": unchanged, "gelu": True, "hidden": 65}
     found["uneven/rebuilding"] = SETTINGS, uneven
@@ -365,10 +364,10 @@ def cases(world: int) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         if name in OF_RANKS or world == 1:
             found[f"{name}/rebuilding"] = SETTINGS, {"between": between}
         if world == 1:
-            found[f"{name}/at_once"] = at_once, {**few, "between": between}
+            found[f"{name}/at_once"] = at_once, {"between": between, "rebuilds": False}
     if world == 1:
         shadow = {**at_once, "verify": "shadow"}
-        found["unchanged/shadow"] = shadow, {**few, "between": unchanged}
+        found["unchanged/shadow"] = shadow, {"between": unchanged, "rebuilds": False}
         found["gelu/rebuilding"] = SETTINGS, {"between": unchanged, "gelu": True}
     return found
 

@@ -24,7 +24,7 @@ CASES = (
     *("llama-1b", "qwen3-1.7b", "mistral-7b/lora", "gemma2", "phi3", "olmo2-7b"),
     *("moe", "neox", "bert", "t5", "vit"),
 )
-CHECKPOINTED = ("mistral-7b/lora", "moe", "t5")
+CHECKPOINTED = ("llama-1b", "mistral-7b/lora", "moe", "t5", "vit")
 """Of all others, checkpointing wraps the same layers of the same library."""
 KNOWN = {name: case.stock for name, case in unseen.CASES.items()} | STOCK
 MOVES: dict[str, Any] = {
@@ -47,7 +47,8 @@ def trained(name: str, settings: dict[str, Any] | None, *, checkpoints: bool) ->
     kind, _, tuned = name.partition("/")
     stock, device = KNOWN[kind], torch.device("cpu")
     assert stock is not None
-    model = stock.model(stock.config(16, tiny=True, depth=2), device)
+    depth = 2 if stock.layers == ("num_hidden_layers",) else None
+    model = stock.model(stock.config(16, tiny=True, depth=depth), device)
     model = with_lora(model) if tuned else model
     if checkpoints:
         with warnings.catch_warnings():

@@ -55,7 +55,7 @@ HOSTS: dict[str, dict[str, Any]] = {
 }
 ALONE = {"zero1": "bert", "zero2": "t5"}
 """Of these two one family each: to a model they are as ZeRO-0."""
-TIERED = (("gpt", "zero3"), ("bert", "pipeline"))
+TIERED = (("gpt", "zero3"), ("bert", "pipeline"), ("bert", "zero1"), ("t5", "zero2"))
 """Host memory before the SSD: to a target all families are alike."""
 TARGETS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -34,8 +34,8 @@ from ssdtrain.tools.search.search import Partition, partition
 from ssdtrain.tools.search.trace import trace
 from tests.ranks import leave
 
-STEPS, LAUNCHED_STEPS = 2, 3
-JOB = Job(layers=2, hidden=32, tokens=16, batch=16, gpus=4)
+STEPS, LAUNCHED_STEPS = 2, 4
+JOB = Job(layers=4, hidden=32, tokens=16, batch=16, gpus=4)
 
 
 def mlp() -> tuple[nn.Module, tuple[int, ...]]:
@@ -167,7 +167,11 @@ def expected_bytes(problem: Problem, found: Partition) -> float:
     return total
 
 
-def train(model: nn.Module, batches: list[Tensor], step: Any) -> list[Tensor]:
+def train(
+    model: nn.Module,
+    batches: list[Tensor],
+    step: Any,
+) -> list[Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
     for batch in batches:
@@ -236,7 +240,7 @@ def llama() -> nn.Module:
     config = LlamaConfig(
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=JOB.layers,
+        num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         vocab_size=64,

@@ -11,7 +11,11 @@ import torch
 from torch import nn
 
 from recipes.bench.search.baselines import BASELINES
-from recipes.bench.search.random_graphs import Maker, compare, random_problem
+from recipes.bench.search.random_graphs import (
+    Maker,
+    compare,
+    random_problem,
+)
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import Collective, straight_fabric
 from ssdtrain.tools.search.elimination import Factor, minimize
@@ -19,7 +23,12 @@ from ssdtrain.tools.search.language import Reducer
 from ssdtrain.tools.search.moves import WorkerAxis, cost, moves
 from ssdtrain.tools.search.placement import COPIED, Cut, Unreduced
 from ssdtrain.tools.search.problem import Problem
-from ssdtrain.tools.search.search import Partition, Space, exhaustive, partition
+from ssdtrain.tools.search.search import (
+    Partition,
+    Space,
+    exhaustive,
+    partition,
+)
 from ssdtrain.tools.search.trace import trace
 
 TWO = (WorkerAxis(2), WorkerAxis(2))
@@ -126,17 +135,17 @@ def test_plans_of_random_graphs() -> None:
             assert found[name]["bytes"] >= least
 
 
-def test_eight_workers_and_a_graph_of_500_operators() -> None:
-    """Within twenty seconds, and no worse than the best baseline."""
+def test_eight_workers_and_a_graph_of_1_500_operators() -> None:
+    """Within a minute, and no worse than the best baseline."""
     with torch.device("meta"):
-        parts = [p for _ in range(50) for p in (nn.Linear(512, 512), nn.GELU())]
+        parts = [p for _ in range(150) for p in (nn.Linear(512, 512), nn.GELU())]
         net, x = nn.Sequential(*parts), torch.empty(64, 512)
         problem = trace(net, lambda: net(x).square().mean())
-    assert len(problem.operations) > 500
+    assert len(problem.operations) > 1500
     axes = [WorkerAxis(2)] * 3
     begun = time.perf_counter()
     found = partition(problem, axes)
-    assert time.perf_counter() - begun < 20
+    assert time.perf_counter() - begun < 60
     assert found.cost <= min(
         search(problem, axes).cost for search in BASELINES.values()
     )
