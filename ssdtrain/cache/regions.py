@@ -58,6 +58,8 @@ class Regions:
     def __init__(self, cache: CacheContext) -> None:
         self.cache = cache
         self.choice = Choice.NONE
+        self.staying: frozenset[str] = frozenset()
+        """See `run_again`."""
         self.current: RegionCall | None = None
         self.pack: Any = None
         """The hooks of the forward that runs."""
@@ -79,6 +81,19 @@ class Regions:
         self._looked_at: set[Region] = set()
         self.normalizations: list[nn.Module] = []
         """Of the model: they update statistics, and count no version."""
+
+    def run_again(self, choice: Choice, staying: frozenset[str] = frozenset()) -> None:
+        """Which regions do, from now on.
+
+        Args:
+            staying: paths of those that do not where all others do.
+        """
+        self.choice, self.staying = choice, staying
+
+    @property
+    def met(self) -> set[str]:
+        """Paths of those that were called."""
+        return {region.path for region in self._looked_at}
 
     @property
     def digests(self) -> Digests:
@@ -164,7 +179,7 @@ class Regions:
         if torch._C._current_graph_task_id() != -1:
             return None
         number, lane.num_regions = lane.num_regions, lane.num_regions + 1
-        if not self._is_chosen(lane, number):
+        if not self._is_chosen(lane, number, region):
             return self._around(lane, number, (*args, *kwargs.values()))
         meter = self.cache.meter
         since_ns = 0 if meter is None else meter.outside_ns()
@@ -312,11 +327,11 @@ class Regions:
         if hooks is not None:
             hooks.__exit__()
 
-    def _is_chosen(self, lane: Lane, number: int) -> bool:
+    def _is_chosen(self, lane: Lane, number: int, region: Region) -> bool:
         cursor = lane.cursor or self.cache.cursor.of(lane)
         if self.choice is Choice.PLANNED or cursor.orders is not None:
             return cursor.runs_all or number in cursor.chosen
-        return True
+        return region.path not in self.staying
 
     def _refusal(self, region: Region, leaves: Iterable[Any]) -> str | None:
         if region.refusal is not None:

@@ -49,12 +49,16 @@ class MemoryGoal:
         self._keep: tuple[Profile, int] | None = None
         """The peak of a step with everything kept, once somebody has asked."""
 
-    def fits_plain(self, profile: Profile) -> bool:
+    def fits_plain(self, profile: Profile, skipped_bytes: int = 0) -> bool:
         """Return whether a step that keeps everything fits the memory limit, or the
-        device."""
+        device.
+
+        Args:
+            skipped_bytes: of layers that this step skipped, and others may not.
+        """
         goal = self.goal.goal
         if goal.is_by_memory:
-            keep_bytes = self._keep_bytes(profile)
+            keep_bytes = self._keep_bytes(profile) + skipped_bytes
             limits = goal.most_bytes(profile), goal.easy_bytes(profile)
             fits = all(keep_bytes <= limit for limit in limits if limit is not None)
             return fits or goal.holds_all(keep_bytes)
@@ -63,7 +67,7 @@ class MemoryGoal:
         if capacity_bytes is None or memory is None:
             return False
         used_bytes = memory.allocated_bytes + self._room.stuck_bytes
-        needed_bytes = used_bytes + self._keep_bytes(profile)
+        needed_bytes = used_bytes + self._keep_bytes(profile) + skipped_bytes
         return needed_bytes < PLAIN_SHARE * capacity_bytes
 
     def _keep_bytes(self, profile: Profile) -> int:

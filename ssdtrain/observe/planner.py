@@ -86,7 +86,10 @@ from ssdtrain.plan.unsearched import (
     all_again_moving,
     fewest_again,
     keeping_all,
+    most_read_bytes,
+    most_saved_bytes,
     runs_always,
+    staying,
 )
 from ssdtrain.transfer.direct import DirectOffloader
 
@@ -165,7 +168,8 @@ class Planner:
         self.room = Room(cache.device, DIRECT if is_direct else "")
         self._cache = cache
         self._peers = peers
-        self._first_regions = cache.regions.choice = first_regions
+        self._first_regions = first_regions
+        cache.regions.run_again(first_regions)
         self._goal = Tightened(goal)
         self._host = HostPrices(cache)
         self._observation = Observation(
@@ -344,30 +348,64 @@ class Planner:
 
     def _observe_others(self) -> None:
         """Steps save other tensors than the plan expects: observe one of them. Where
-        that was of no use, as layers are skipped at random, all regions run again and
-        the rest stays: that needs no plan, and at most what all layers need."""
+        that was of no use, as layers are skipped at random, regions run again, but for
+        those that there is room for, and the rest stays: that needs no plan, and at
+        most what all layers need."""
         self._num_others = 1 if self._strays.has_served else self._num_others + 1
         seen, may = self._seen, self._goal.goal.is_by_memory and self._peers.is_alone
         if self._num_others < MOST_OTHERS or not may or seen is None:
             logger.info("ssdtrain: steps save other tensors: observing")
             self._observe()
         elif any(seen.regions.values()):
-            logger.info("ssdtrain: no two steps are alike: all regions run again")
+            logger.info("ssdtrain: no two steps are alike: regions run again")
             plan = self._all_again()
             stays = plan is not None and plan.moves_nothing
             self.close()
             self.plan = None
             self._rest(Purpose.RESTING)
             self._rest_again(Placement.KEEP if stays else Placement.OFFLOAD)
+            if stays:
+                self._let_stay(seen)
             self._rests_within = self._goal_within(is_all=True)
             self._memory.planned()
         else:
             self._observe()
 
+    def _let_stay(self, seen: Profile) -> None:
+        """Without a plan: let those regions stay that the limit leaves room for, by
+        their paths, as their numbers are others in each step. Those that this step
+        skipped may come: what they need then is what their forwards read."""
+        profile, goal = self._known(seen), self._goal.goal
+        skipped_bytes = self._num_skipped(seen) * most_read_bytes(profile)
+        spare_bytes = goal.spare_bytes + skipped_bytes
+        plan = fewest_again(
+            profile,
+            self._larger(profile),
+            replace(goal, budget_margin=TOLERANCE, spare_bytes=spare_bytes),
+        )
+        stays = frozenset() if plan is None else staying(profile, plan)
+        self._cache.regions.run_again(Choice.ALL, stays)
+
+    def _num_skipped(self, seen: Profile) -> int:
+        """Return how many regions earlier steps have called, and this one has not."""
+        called = {run.module for runs in seen.regions.values() for run in runs}
+        return len(self._cache.regions.met - called)
+
     def _check_rest(self) -> None:
-        """Let what regions read leave if steps without a plan need too much."""
-        goal = self._rests_within
-        if goal is not None and self._memory.over_bytes(goal):
+        """Have less stay if steps without a plan need too much."""
+        goal, seen = self._rests_within, self._seen
+        if goal is None or seen is None:
+            return
+        over_bytes, regions = self._memory.over_bytes(goal), self._cache.regions
+        if over_bytes and regions.staying:
+            own = self._goal.goal
+            may, spare_bytes = self._goal.can_be, own.spare_bytes + over_bytes
+            self._goal.tighten(replace(own, spare_bytes=spare_bytes))
+            regions.run_again(Choice.ALL)
+            if may:
+                self._let_stay(seen)
+            self._memory.planned()
+        elif over_bytes:
             logger.info("ssdtrain: steps need too much: what regions read leaves")
             self._rests_within = None
             self._rest_again(Placement.OFFLOAD)
@@ -383,7 +421,8 @@ class Planner:
         """Steps have hooks and no plan."""
         cache = self._cache
         cache.cursor.rule, cache.cursor.plan = rule, None
-        cache.regions.choice, cache.bypass = choice, None
+        cache.bypass = None
+        cache.regions.run_again(choice)
 
     def _check_memory(self) -> None:
         """Check by the first step's memory that a plan fits, and the next step, which
@@ -464,7 +503,8 @@ class Planner:
         nothing to measure, or everything fits a memory limit, and is followed."""
         by_memory = self._goal.goal.is_by_memory
         self._largest.plan_for_it()
-        may = self._memory.fits_plain(self._larger(profile))
+        skipped_bytes = self._num_skipped(profile) * most_saved_bytes(profile)
+        may = self._memory.fits_plain(self._larger(profile), skipped_bytes)
         may = may and not (by_memory and runs_always(profile))
         # All of them, or the others would wait for the slowest in a step of theirs.
         fits = self._peers.all_agree(may, "plain", self._step)
@@ -611,7 +651,7 @@ class Planner:
         self._stage = Purpose.HELD
         cache.cursor.rule = Rule(spares_held=True)
         cache.cursor.plan, cache.bypass = None, None
-        cache.regions.choice = Choice.ALL
+        cache.regions.run_again(Choice.ALL)
         self._measured.begin_held(seen)
         self._measured.next_step(self._step)
         return True
@@ -619,7 +659,7 @@ class Planner:
     def _rest(self, stage: Purpose) -> None:
         self._stage = stage
         self._times.restart()
-        self._cache.regions.choice = self._first_regions
+        self._cache.regions.run_again(self._first_regions)
         # A limit holds for what no plan knows as well: it waits rather than stays.
         waits = self._goal.goal.is_by_memory and stage is not Purpose.RESTING
         away = Placement.OFFLOAD if waits else Placement.OFFLOAD_IF_IN_TIME
@@ -1083,7 +1123,7 @@ class Planner:
         cache.cursor.plan = plan
         self._leave_room()
         self._plan_by_size()
-        cache.regions.choice = Choice.PLANNED
+        cache.regions.run_again(Choice.PLANNED)
         self.room.trim()  # see [Note: torn blocks]
         cache.bypass = None
         if plan.keeps_all and not cache.verifier.checks_all:

@@ -17,7 +17,13 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.regions import Region, as_they_run, spread, with_regions
+from ssdtrain.plan.regions import (
+    Region,
+    as_they_run,
+    running,
+    spread,
+    with_regions,
+)
 from ssdtrain.plan.scaled import Growth, UpTo, scaled
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Simulation, simulate
@@ -100,6 +106,42 @@ def fewest_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
     policy = f"{number} regions run again"
     prediction = simulate(observed, orders)
     return Plan(orders=orders, policy=policy, prediction=prediction)
+
+
+def staying(profile: Profile, plan: Plan) -> frozenset[str]:
+    """Return the paths of regions that run again in none of their calls."""
+    again = running(
+        Timeline(profile),
+        {k: [order.placement for order in own] for k, own in plan.orders.items()},
+    )
+    paths = {True: set[str](), False: set[str]()}
+    for kind, runs in profile.regions.items():
+        for number, run in enumerate(runs):
+            paths[(kind, number) in again].add(run.module)
+    return frozenset(paths[False] - paths[True])
+
+
+def most_read_bytes(profile: Profile) -> int:
+    """Return the most bytes that the forward of a region reads."""
+    return max(
+        (
+            sum(profile.kinds[kind][item].num_bytes for item in run.inputs)
+            for kind, runs in profile.regions.items()
+            for run in runs
+        ),
+        default=0,
+    )
+
+
+def most_saved_bytes(profile: Profile) -> int:
+    """Return the most bytes that the forward of a region saves, with what it reads."""
+    saved = [
+        sum(item.num_bytes for item in profile.kinds[kind] if item.region == number)
+        + run.small_bytes
+        for kind, runs in profile.regions.items()
+        for number, run in enumerate(runs)
+    ]
+    return max(saved, default=0) + most_read_bytes(profile)
 
 
 def least_number(over: Callable[[int], float], most: int) -> int | None:

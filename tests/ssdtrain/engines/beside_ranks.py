@@ -236,7 +236,7 @@ def plain(case: Case, mesh: DeviceMesh, place: int, num_steps: int) -> list[Tens
     return found + [whole(p) for p in model.parameters()]
 
 
-def fits_plain(memory: MemoryGoal, profile: Profile) -> bool:
+def fits_plain(memory: MemoryGoal, profile: Profile, skipped_bytes: int = 0) -> bool:
     """Whether a step without hooks fits: where memory is not limited."""
     return not memory.goal.goal.is_by_memory
 

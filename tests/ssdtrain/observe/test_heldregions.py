@@ -99,7 +99,7 @@ def test_a_step_is_held_when_somebody_asks_for_a_graph(
     monkeypatch.setattr(Planner, "__init__", built)
     monkeypatch.setattr("ssdtrain.observe.measured.held_steps", noting)
     monkeypatch.setattr(CpuDevice, "hold", hold)
-    monkeypatch.setattr(MemoryGoal, "fits_plain", lambda self, profile: False)
+    monkeypatch.setattr(MemoryGoal, "fits_plain", lambda *given: False)
     monkeypatch.setattr(HostPrices, "is_on_gpu", True)
     monkeypatch.setattr(HostPrices, "probe", lambda self: HostCosts())
     monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: Choice.ALL)

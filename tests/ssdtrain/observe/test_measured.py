@@ -73,7 +73,7 @@ def steps(
 ) -> tuple[list[str], Any]:
     """Train until so many steps have measured, and no other is observed; what each was
     for, and the cache behind it."""
-    monkeypatch.setattr(MemoryGoal, "fits_plain", lambda own, profile: fits)
+    monkeypatch.setattr(MemoryGoal, "fits_plain", lambda *given: fits)
     monkeypatch.setattr(CpuDevice, "hold", lambda own, ms: None)
     choice = Choice.NONE if fits else Choice.ALL
     monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: choice)

@@ -1,7 +1,6 @@
 """Plans that are tried in training, in virtual time."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -22,95 +21,14 @@ from ssdtrain.plan.search import Answer, Request
 from ssdtrain.plan.unsearched import all_again, all_again_moving, fewest_again
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.observe.slow_blocks import (
+    FORWARD_S,
+    ROWS,
+    WIDTH,
+    run,
+)
 from tests.ssdtrain.plan.profiles import links
 from tests.ssdtrain.virtual_time import VirtualTime
-
-WIDTH, ROWS = 64, 32
-FORWARD_S = 1.0
-
-
-class Slowly(torch.autograd.Function):
-    """Saves what it is given, and takes so long in virtual time."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, clock: VirtualTime) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.clock = clock
-        clock.sleep(FORWARD_S)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        ctx.clock.sleep(2 * FORWARD_S)
-        return gradient * x.cos(), None
-
-
-class Block(nn.Module):
-    """Four operators that nothing but a re-run of the whole makes again."""
-
-    def __init__(self, clock: VirtualTime) -> None:
-        super().__init__()
-        self.part = nn.Identity()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
-        self._clock: Future[VirtualTime] = Future()  # nobody compares its insides
-        self._clock.set_result(clock)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x * self.weight
-        for _ in range(4):
-            x = Slowly.apply(x, self._clock.result())
-        return x
-
-
-class Skipping(nn.Sequential):
-    """Skips layers at random, as wav2vec 2.0 does in training."""
-
-    share = 0.3
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self:
-            if not (isinstance(layer, Block) and torch.rand(()) < self.share):
-                x = layer(x)
-        return x
-
-
-def run(
-    clock: VirtualTime,
-    budget: int | None,
-    num_steps: int = 60,
-    kind: type[nn.Sequential] = nn.Sequential,
-    **others: Any,
-) -> Any:
-    torch.manual_seed(0)
-    start = nn.Linear(WIDTH, WIDTH)
-    model = kind(start, *(Block(clock) for _ in range(6)))
-    settings: dict[str, Any] = {
-        "max_overhead": 0.01,
-        "target": "host",
-        "min_bytes": 1,
-        "plan": "auto",
-    }
-    if budget is None:
-        settings.update(plan="keep-all", recompute="off", verify="checksum")
-    else:
-        settings.update(memory_budget_bytes=budget)
-    settings |= others
-    found, times, x = [], [], torch.randn(ROWS, WIDTH)
-    with ssdtrain.offload(model, **settings) as session:
-        for _ in range(num_steps):
-            begun = clock.monotonic()
-            loss = model(x).square().mean()
-            loss.backward()
-            found.append(loss.detach())
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    if parameter.grad is None:
-                        continue
-                    parameter.sub_(0.1 * parameter.grad)
-                    parameter.grad = None
-            times.append(clock.monotonic() - begun)
-        return found, times, session.plan, session.steps, session.is_settled
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 4.0])
@@ -235,31 +153,6 @@ def test_a_base_that_needs_less_than_was_told_moves_nothing(
     if is_seen:
         assert times[-1] <= 1.01 * 6 * 4 * 4 * FORWARD_S
     assert all(report.saved_peak_bytes <= budget for report in reports[3:])
-
-
-@pytest.mark.parametrize(("over_bytes", "share"), [(0, 1.0), (1000, 1.0), (0, 0.7)])
-def test_layers_that_are_skipped_at_random_run_again(
-    over_bytes: int,
-    share: float,
-    virtual_time: VirtualTime,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """No plan fits a second step; what they need is still told, and judged."""
-    again = {"plan": "keep-all", "recompute": "regions", "verify": "checksum"}
-    theirs, times, _, reports, _ = run(virtual_time, None, kind=Skipping, **again)
-    budget = int(share * max(report.saved_peak_bytes for report in reports)) + 1
-    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
-    monkeypatch.setattr(observation, "fitted_links", lambda *measured: links(1e6))
-    monkeypatch.setattr(MemoryGoal, "over_bytes", lambda memory, goal: over_bytes)
-    ours, own, plan, reports, is_settled = run(virtual_time, budget, kind=Skipping)
-    assert same_bits(ours, theirs)
-    assert is_settled and plan is None
-    if share == 1.0:
-        assert all(report.saved_peak_bytes <= budget for report in reports[20:])
-    left = any(report.bytes_offloaded > 0 for report in reports[-10:])
-    assert left == (over_bytes > 0 or share < 1.0)
-    if not left:
-        assert own[-10:] == pytest.approx(times[-10:])
 
 
 class Phases(nn.Sequential):

@@ -160,7 +160,7 @@ def test_auto_gives_up_a_disk_that_becomes_slow(
     faulty: Any, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """While its plan is tried, or long after: where everything fits, it is kept."""
-    monkeypatch.setattr(MemoryGoal, "fits_plain", lambda memory, profile: True)
+    monkeypatch.setattr(MemoryGoal, "fits_plain", lambda *given: True)
     monkeypatch.setattr(planner, "FIRST_LOOK", 20)
     # A tiny model's copies take longer than its compute.
     monkeypatch.setattr(trials, "ERROR", 20.0)
