@@ -39,6 +39,7 @@ from ssdtrain.cache.savedindex import (
 )
 from ssdtrain.cache.savedplaces import PlaceHandle, SavedPlaces
 from ssdtrain.cache.table import RegionPart
+from ssdtrain.collectives import num_collectives
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import InPlaceError, RegionError
 from ssdtrain.plan.placement import Placement
@@ -473,6 +474,7 @@ class RegionCall:
         cursor.observer.runs_again()
         # Also where nothing is known to be drawn: `torch.random.fork_rng()` hides it.
         before, expected = RandomState.now(self._device), self._random_end
+        num_before = num_collectives()
         self._random.restore(self._device)
         try:
             # An optimizer's step may run under a mode.
@@ -488,6 +490,9 @@ class RegionCall:
         finally:
             drawn = None if expected is None else RandomState.now(self._device)
             before.restore(self._device)
+        # Where nobody counts them there may be some.
+        communicates = num_before is None or num_collectives() != num_before
+        self.region.ran_again(communicates=communicates)
         if cursor.observer.hears_reruns:
             cursor.observer.ran_again(cursor.of(self.lane).number, self.number)
         return expected is None or drawn is None or expected.is_same(drawn)

@@ -388,15 +388,21 @@ class Regions:
         self.cache.offloader.fall_back(Fallback.ATTENTION_COMPUTED)
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer is about to write to weights that a re-run would read."""
+        """An optimizer is about to write to weights that a re-run would read.
+
+        Behind a backward others may hold a graph for a while: a thread of a collective
+        does. Other ranks do not at that moment, and would not meet a re-run's
+        collectives."""
         if self.cache.owner.is_elsewhere:
             return
+        in_backward = torch._C._current_graph_task_id() != -1
         groups = (group["params"] for group in optimizer.param_groups)
         written = {id(parameter) for group in groups for parameter in group}
         for call in self._alive:
-            if call.reads(written):
+            reads = call.reads(written)
+            if reads and (in_backward or not call.region.communicates):
                 call.pin()
-            elif call.reads_shards(written):
+            elif reads or call.reads_shards(written):
                 call.lost_weights = True  # no forward can gather the old ones again
             else:
                 continue

@@ -44,8 +44,8 @@ from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import LaneCursor
 from ssdtrain.cache.regioncall import REGION
 from ssdtrain.cache.sizes import is_same_item
+from ssdtrain.collectives import num_collectives
 from ssdtrain.curves import Links
-from ssdtrain.observe.collectives import num_collectives
 from ssdtrain.observe.frames import Frames
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.profile import AttentionPart, Item, Mark, Phase, Profile, RegionRun

@@ -33,7 +33,13 @@ class Region:
         """Of what its last call saved: a `SavedLayout`."""
         self.again: tuple[Any, Any] | None = None
         """Looks of a layout, and guards of what a re-run saved that looked so."""
+        self.communicates = False
+        """Whether a second forward of it has run collectives."""
         self._num_strikes = 0
+
+    def ran_again(self, *, communicates: bool) -> None:
+        """Its forward has, with collectives or without."""
+        self.communicates |= communicates
 
     def made_again(self, looks: Any, alike: Any) -> None:
         """A re-run has saved tensors of these looks, and these guards are theirs."""

@@ -28,6 +28,7 @@ FLOORS = {
     "rates": 0,
     "queues": 0,
     "gathered": 0,
+    "collectives": 0,
     "numa": 0,
     "numerics": 0,
     "switch": 0,
