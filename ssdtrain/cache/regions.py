@@ -124,7 +124,7 @@ class Regions:
                     "before. Call the model with use_cache=True where you use its "
                     "cache, and with use_cache=False elsewhere."
                 )
-        if not caches or self._gives_caches:
+        if not caches or self._gives_caches or not torch.is_grad_enabled():
             return forward, args, kwargs
         if not self._withheld:
             logger.warning(
