@@ -162,6 +162,28 @@ def test_what_is_generated_inside_of_a_forward_fills_a_cache() -> None:
         assert session.last_step.recipes["region"] > 0
 
 
+class Continuing(nn.Module):
+    """Asks for the cache of the model inside of it, and uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = built("Llama")
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        cache = self.inner(input_ids=input_ids, use_cache=True).past_key_values
+        return self.inner(input_ids=input_ids, labels=labels, past_key_values=cache)
+
+
+def test_a_model_inside_of_another_is_asked_for_its_cache() -> None:
+    model = Continuing()
+    theirs = step(model)
+    with offloaded(model):
+        assert same_bits(step(model), theirs)
+        assert same_bits(step(copy.deepcopy(model)), theirs)
+        assert same_bits(step(pickle.loads(pickle.dumps(model))), theirs)
+    assert "forward" not in vars(model.inner)
+
+
 class Prefixed(nn.Module):
     """As prefix tuning: what a cache holds is part of what the model computes."""
 
