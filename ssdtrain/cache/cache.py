@@ -653,7 +653,7 @@ class TensorCache:
         if self.window.lingering:
             self.window.let_go()
 
-    def _bury(self) -> None:  # noqa: C901 (in place: no calls)
+    def _bury(self) -> None:
         if self.captures.must_wait:
             return
         # An interrupt may end this anywhere: then it is done again from the start.
@@ -678,14 +678,26 @@ class TensorCache:
             if live_bytes or held_bytes:
                 self.ledger.died(live_bytes, held_bytes)
             if self.lanes.left(retired.lane):
-                self.tables.left(retired.lane)
-                if self.lanes.is_idle:
-                    self.ledger.backward_ends()
-                    self.window.let_go_in_order()
+                self._lane_is_over(retired.lane)
             self.retired.forget_oldest()
         if not self.retired.num_alive:
             self.ledger.nothing_lives()
             self.lanes.nothing_lives()
+
+    def _lane_is_over(self, lane: Lane) -> None:
+        self.tables.left(lane)
+        if self.lanes.is_idle:
+            self.ledger.backward_ends()
+            self.window.let_go_in_order()
+
+    def give_up_spent(self) -> None:
+        """The weights have changed: see [Note: spent lanes] in engines/hints.py."""
+        if self.owner.is_elsewhere:
+            return
+        with self.lock:
+            self.collect()
+            for lane in self.lanes.give_up_spent():
+                self._lane_is_over(lane)
 
     def collect_now(self) -> None:
         """`collect`, for callers outside the hooks."""

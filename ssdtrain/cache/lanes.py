@@ -103,12 +103,21 @@ class Lanes:
         """A record of the lane died; True if it was the last."""
         lane.num_live -= 1
         # Below 0: an interrupt came between a record and its lane.
-        if lane.num_live > 0 or lane.open:
+        if lane.num_live > 0 or lane not in self._in_flight:
             return False
-        self._in_flight.discard(lane)
+        self._in_flight.remove(lane)
         if lane.in_backward:
             lane.learn()
         return True
+
+    def give_up_spent(self) -> list[Lane]:
+        """Return the lanes in flight that backward has been through, and count them no
+        more: see [Note: spent lanes] in engines/hints.py."""
+        spent = [lane for lane in self._in_flight if lane.in_backward]
+        self._in_flight.difference_update(spent)
+        for lane in spent:
+            lane.give_up()
+        return spent
 
     @property
     def latest_name(self) -> str:

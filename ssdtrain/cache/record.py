@@ -14,6 +14,7 @@ may run destructors anywhere, also while the cache's lock is held.
 """
 
 import math
+import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -136,6 +137,9 @@ NO_PLAN = LanePlan(None)
 """Of a lane without orders."""
 
 
+PAST = sys.maxsize
+
+
 class LaneCursor:
     """A lane's way through its plan: see [Note: marks] in plan/profile.py."""
 
@@ -143,7 +147,7 @@ class LaneCursor:
         self, number: int, plan: LanePlan, most_ratio: float = math.inf
     ) -> None:
         self.number = number
-        """Of the lane in its step."""
+        """Of the lane in its step; `PAST` when that is over."""
         self.most_ratio = most_ratio
         """A lane that is larger than the plan's by more than this leaves it."""
         self.most_first = plan.by_growth.even_ratio(most_ratio)
@@ -175,6 +179,10 @@ class LaneCursor:
         """Batches of items to load, by the number of the use."""
         self.reading = plan.reading.copy()
         """Items to read from the SSD ahead of their load, last first."""
+
+    def pass_by(self) -> None:
+        """The lane's step is over: it has no number any more."""
+        self.number = PAST
 
     @property
     def ratio(self) -> float:
@@ -279,6 +287,12 @@ class Lane:
             record = self.records[self._order[place]]()
             if record is not None:
                 yield record
+
+    def give_up(self) -> None:
+        """Its step is over, though not all of its records are dead."""
+        if self.cursor is not None:
+            self.cursor.pass_by()
+        self.learn()
 
     def learn(self) -> None:
         """Keep what this run taught for the next lane of the same kind."""

@@ -71,6 +71,8 @@ class Regions:
         """Why modules are no regions, by path."""
         self._gives_caches = False
         """Whether the caller of the forward that runs wants the model's KV cache."""
+        self._inner_asks = False
+        """Whether the caller of the model inside of it that runs does."""
         self._empty_caches = EmptyCaches()
         self._withheld: dict[Region, weakref.WeakSet[Any]] = {}
         """The KV caches that layers were called with, and did not fill."""
@@ -116,10 +118,14 @@ class Regions:
 
     def hooks_are(self, hooks: ForwardHooks, *, gives_caches: bool) -> None:
         """A forward of the model is about to run under these hooks."""
-        self._gives_caches = gives_caches
+        self._gives_caches, self._inner_asks = gives_caches, False
         self._slots.clear()
         self.pack, self.unpack = hooks.pack_hook, hooks.unpack_hook
         self._hooks = hooks
+
+    def inner_begins(self, *, asks_for_cache: bool) -> None:
+        """A model inside of the one whose forward runs is called."""
+        self._inner_asks = asks_for_cache
 
     def without_caches(
         self, region: Region, forward: Any, args: Any, kwargs: dict[str, Any]
@@ -139,7 +145,8 @@ class Regions:
                     "before. Call the model with use_cache=True where you use its "
                     "cache, and with use_cache=False elsewhere."
                 )
-        if not caches or self._gives_caches:
+        gives_caches = self._gives_caches or self._inner_asks
+        if not caches or gives_caches or not torch.is_grad_enabled():
             return forward, args, kwargs
         if not self._withheld:
             logger.warning(

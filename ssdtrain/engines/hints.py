@@ -10,6 +10,14 @@ A scheduler that ssdtrain does not know drives the same interface:
     output.backward(gradient)
     hints.wait_io()
     hints.step_end()
+
+[Note: spent lanes]
+After an optimizer step the saved tensors of the step before need not all be dead. An
+output that no loss used may live in a variable of the loop (the pooled output of BERT),
+or a loss whose graph was retained for another one. Backward has been through such a
+micro-batch and can hardly come back, as its weights have changed: it ends the step like
+any other. If backward does come back, it finds its tensors; no observer hears of it.
+(tests/ssdtrain/engines/test_spent.py)
 """
 
 import weakref
@@ -85,7 +93,7 @@ class Steps:
 
     def forward_begins(self) -> None:
         """A step ends where a forward begins after the weights have changed."""
-        if not self._cache.is_idle:
+        if not self._is_idle():
             self.monitor.forward_is_held(self._progress())
             return
         self.monitor.is_released()
@@ -94,6 +102,11 @@ class Steps:
         if not self._cache.ledger.step_is_open:
             self.on_start(self._cache.ledger.num_steps)
             self._cache.ledger.forward_starts()
+
+    def _is_idle(self) -> bool:
+        if self._progress() != self._seen:
+            self._cache.give_up_spent()
+        return self._cache.is_idle
 
     def end(self) -> None:
         """Close the open step, if backward has run in it."""
@@ -113,7 +126,7 @@ class Steps:
     def reports(self) -> list[StepReport]:
         """The last `MAX_REPORTS` closed steps; an idle open one is closed first. Waits
         for the device."""
-        if self._cache.is_idle:
+        if self._is_idle():
             self.end()
         while self._pending:
             self._build()

@@ -6,6 +6,7 @@ the gradient of the module's result reaches the operators inside. A module that 
 compiled by itself is wrapped around its compiled call.
 """
 
+from collections.abc import Iterator
 from types import MethodType
 from typing import Any
 
@@ -18,9 +19,10 @@ from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.engines.patch import Patches
 from ssdtrain.engines.plain import look_like, method_of
 from ssdtrain.regions.find import Region
+from ssdtrain.regions.kvcaches import asks_for_cache
 from ssdtrain.regions.updated import has_statistics
 
-COMPILED = "_compiled_call_impl"
+COMPILED, OPTIMIZED = "_compiled_call_impl", "OptimizedModule"
 
 
 def wrap_regions(
@@ -31,13 +33,48 @@ def wrap_regions(
     regions.normalizations.extend(normalizations)
     is_compiled = vars(root).get(COMPILED) is not None
     # By name: to import it takes a second.
-    is_compiled = is_compiled or type(root).__name__ == "OptimizedModule"
+    is_compiled = is_compiled or type(root).__name__ == OPTIMIZED
     for region in found:
         region.watch.belongs_to(root, region.path, normalizations)
         if is_compiled:
             regions.refuse_compiled(region)
         else:
             _wrap(region, regions, patches)
+    if found and not is_compiled:
+        for module in _with_caches(root):
+            if module is not root:  # whose own caller is heard by plain.py
+                _hear_caller(module, regions, patches)
+
+
+def _with_caches(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules of transformers that have KV caches."""
+    if vars(module).get(COMPILED) is not None or type(module).__name__ == OPTIMIZED:
+        return  # regions inside of it run once
+    if hasattr(getattr(module, "config", None), "use_cache"):
+        yield module
+        return
+    for child in module.children():
+        yield from _with_caches(child)
+
+
+def _hear_caller(module: nn.Module, regions: Regions, patches: Patches) -> None:
+    """Let a call of a model inside of the root ask for its KV cache."""
+    before = vars(module).get("forward")
+    attached = [True]
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self is module and attached:
+            if tracer():  # regions inside of it run once
+                attached.clear()
+                undo()
+            else:
+                regions.inner_begins(asks_for_cache=asks_for_cache(args, kwargs))
+        return method_of(self, "forward", before)(*args, **kwargs)
+
+    look_like(forward, module.forward)
+    forward = torch.compiler.disable(forward, recursive=False)
+    undo = patches.set(module, "forward", MethodType(forward, module))
+    patches.also(attached.clear)
 
 
 def _wrap(region: Region, regions: Regions, patches: Patches) -> None:

@@ -5,7 +5,8 @@ A configuration's `use_cache` is true, so in training each layer writes to a cac
 nobody reads. A layer that runs again would write twice. So it gets an empty cache of
 its own each time that it runs: it computes the same, and its keys and values go when it
 ends. The model's cache stays empty. A caller who asks for it, or gives one, gets it
-filled, and such layers run once. One that comes back empty, or is asked how long it is
+filled, also of a model inside of the offloaded one; such layers run once, as do those
+without gradients (`generate()`). One that comes back empty, or is asked how long it is
 now, is an error, as losses would be others.
 (tests/ssdtrain/regions/test_kv_cache.py)
 """

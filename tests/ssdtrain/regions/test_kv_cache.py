@@ -140,6 +140,50 @@ def test_a_model_that_asks_between_its_layers() -> None:
     assert same_bits(step(model), theirs)
 
 
+class Sampling(nn.Module):
+    """Draws what it learns from, as models do that reinforce their own answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = built("Llama")
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        given = {"max_new_tokens": 3, "do_sample": True, "eos_token_id": 63}
+        drawn = self.inner.generate(input_ids, **given)
+        return self.inner(input_ids=drawn, labels=drawn)
+
+
+def test_what_is_generated_inside_of_a_forward_fills_a_cache() -> None:
+    model = Sampling()
+    theirs = step(model)
+    with offloaded(model) as session:
+        assert same_bits(step(model), theirs)
+        assert session.last_step is not None
+        assert session.last_step.recipes["region"] > 0
+
+
+class Continuing(nn.Module):
+    """Asks for the cache of the model inside of it, and uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = built("Llama")
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        cache = self.inner(input_ids=input_ids, use_cache=True).past_key_values
+        return self.inner(input_ids=input_ids, labels=labels, past_key_values=cache)
+
+
+def test_a_model_inside_of_another_is_asked_for_its_cache() -> None:
+    model = Continuing()
+    theirs = step(model)
+    with offloaded(model):
+        assert same_bits(step(model), theirs)
+        assert same_bits(step(copy.deepcopy(model)), theirs)
+        assert same_bits(step(pickle.loads(pickle.dumps(model))), theirs)
+    assert "forward" not in vars(model.inner)
+
+
 class Prefixed(nn.Module):
     """As prefix tuning: what a cache holds is part of what the model computes."""
 
