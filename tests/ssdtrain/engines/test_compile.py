@@ -124,6 +124,8 @@ def test_compiled_models_are_offloaded(way: Any, recompute: str) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("plan", ["offload-all", "auto"])
 @pytest.mark.parametrize("way", [offloaded_then_compiled, compiled_layers])
+# The processor's vector units are used without a trial program for each of them.
+@torch._inductor.config.patch({"cpp.vec_isa_ok": True})
 def test_inductors_kernels_are_offloaded(way: Any, plan: str) -> None:
     """What its kernels save is moved, under a plan that changes under way as well."""
     settings = {**SETTINGS, "plan": plan, "verify": "off"}
