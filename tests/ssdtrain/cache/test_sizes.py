@@ -372,7 +372,7 @@ Ask = Callable[[int], Tensor]
 def qwen() -> tuple[nn.Module, Ask]:
     """An attention that saves no scores."""
     transformers = pytest.importorskip("transformers")
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     config = transformers.Qwen3Config(vocab_size=64, use_cache=False, **shape, **heads)
     model = transformers.Qwen3ForCausalLM(config)

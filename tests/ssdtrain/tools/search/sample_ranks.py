@@ -34,7 +34,7 @@ from ssdtrain.tools.search.search import Partition, partition
 from ssdtrain.tools.search.trace import trace
 from tests.ranks import leave
 
-STEPS, LAUNCHED_STEPS = 2, 4
+STEPS = 2
 JOB = Job(layers=4, hidden=32, tokens=16, batch=16, gpus=4)
 
 
@@ -271,7 +271,7 @@ def trained(model: nn.Module, ids: Tensor) -> list[float]:
     """Losses of some steps, each of all micro-batches."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
-    for _ in range(LAUNCHED_STEPS):
+    for _ in range(STEPS):
         for words in ids:
             loss = model(input_ids=words, labels=words).loss
             (loss / len(ids)).backward()
@@ -302,7 +302,7 @@ def by_deepspeed(own: ParallelLayout) -> list[float]:
     engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
     x = torch.randn(own.sequences, 32, dtype=torch.bfloat16)
     stream = itertools.repeat((x, x))
-    return [float(engine.train_batch(stream)) for _ in range(LAUNCHED_STEPS)]
+    return [float(engine.train_batch(stream)) for _ in range(STEPS)]
 
 
 def main() -> None:

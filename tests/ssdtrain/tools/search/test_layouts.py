@@ -16,6 +16,7 @@ from ssdtrain.tools.foresight.pipeline import ChunkTimes, pipeline_tasks
 from ssdtrain.tools.foresight.simulate import simulate_ranks
 from ssdtrain.tools.foresight.spec import H100
 from ssdtrain.tools.report.build_public import Loss, Shape, Train
+from ssdtrain.tools.search import stage_costs
 from ssdtrain.tools.search.experts import Experts
 from ssdtrain.tools.search.frameworks import StepMoment
 from ssdtrain.tools.search.launch import configurations
@@ -287,7 +288,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "no layout divides" in capsys.readouterr().err
 
 
-def test_a_mixture_is_searched(tmp_path: Path) -> None:
+def test_a_mixture_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Lines through the usual depths: test_published.py.
+    monkeypatch.setattr(stage_costs, "REPEATS", (1, 2))
     config = tmp_path / "config.json"
     config.write_text(json.dumps(dict(mixture("mixtral").values)))
     asked = Asked(model=str(config), gpus=4, tokens=256, batch=4)
