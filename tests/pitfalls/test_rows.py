@@ -14,20 +14,9 @@ from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import CpuDevice
 from ssdtrain.transfer.pinned import PinnedPool
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.mlp import ROWS, WIDTH, batch, mlp
 
-WIDTH, ROWS = 64, 32
 ONE = ROWS * WIDTH * 4
-
-
-def mlp(num_layers: int = 6) -> nn.Sequential:
-    torch.manual_seed(0)
-    pairs = [(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(num_layers)]
-    return nn.Sequential(*[layer for pair in pairs for layer in pair])
-
-
-def batch() -> Tensor:
-    torch.manual_seed(1)
-    return torch.randn(ROWS, WIDTH, requires_grad=True)
 
 
 class Checkpointed(nn.Module):
@@ -137,7 +126,7 @@ def test_broadcasts_are_not_materialised(everything: Any) -> None:
 
 def test_evaluation_between_forward_and_backward(everything: Any) -> None:
     """Megatron#3043, NeMo-RL#2279: an evaluation pass consumes what was learned."""
-    net = mlp()
+    net = mlp(6)
     settings = {**everything, "window_bytes": 3 * ONE}
     with ssdtrain.offload(net, **settings) as session:
         kept = []
@@ -155,7 +144,7 @@ def test_evaluation_between_forward_and_backward(everything: Any) -> None:
 
 def test_the_tail_does_not_leave(everything: Any) -> None:
     """DeepSpeed keep_last, Megatron margin: backward asks for the last at once."""
-    net = mlp()
+    net = mlp(6)
     settings = {**everything, "window_bytes": 3 * ONE}
     with ssdtrain.offload(net, **settings) as session:
         for _ in range(2):
@@ -198,7 +187,7 @@ def test_the_users_own_hooks(everything: Any) -> None:
 
 def test_every_byte_is_written(everything: Any, tmp_path: Path) -> None:
     """axolotl#3738: a disk tier that nobody used."""
-    net = mlp()
+    net = mlp(6)
     settings = {
         "max_overhead": 0.01,
         **everything,
@@ -229,7 +218,7 @@ def test_pinned_memory_is_not_doubled(num_bytes: int) -> None:
 
 def test_pinned_memory_is_given_back(everything: Any) -> None:
     """pytorch#171662, zoo#1257: never returned."""
-    net, pinned = mlp(), dict[int, int]()
+    net, pinned = mlp(6), dict[int, int]()
 
     def pin(buffer: torch.Tensor) -> bool:
         pinned[buffer.data_ptr()] = buffer.numel()
@@ -260,7 +249,7 @@ def test_other_sizes_do_not_add_up(everything: Any) -> None:
 
 def test_memory_that_cannot_be_pinned_is_said(everything: Any) -> None:
     """pytorch#181094: WSL caps pinned memory, and the error says that CUDA is out."""
-    net, x = mlp(), batch()
+    net, x = mlp(6), batch()
     expected = torch.autograd.grad(net(x).sum(), [x])[0]
     with ssdtrain.offload(net, **everything) as session:
         session.cache.device.pin = lambda buffer: False

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 import ssdtrain
 from ssdtrain.observe import observation
 from ssdtrain.storage import open as opening
+from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ssdtrain.faulty import Fault, FaultyStorage
 from tests.ssdtrain.plan.profiles import curve
 from tests.ssdtrain.virtual_time import virtual_time
@@ -53,6 +56,21 @@ def quick_links(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         observation, "fitted_links", lambda *told: replace(fitted(*told), **ways)
     )
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that holds everything, so that a budget is all that limits a step."""
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(CpuDevice, "memory", lambda device: MemoryLevel(0, 0, 0, 0))
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    """A `DeviceMesh` of one rank in this process: DTensors without other processes."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
 
 
 class Around(nn.Module):

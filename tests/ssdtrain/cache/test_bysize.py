@@ -110,13 +110,6 @@ def drawn(num: int) -> list[int]:
     return [draw.randint(ROWS // 4, ROWS) for _ in range(num)]
 
 
-@pytest.fixture
-def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that holds everything, so that a budget is all that limits a step."""
-    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
-    monkeypatch.setattr(CpuDevice, "memory", lambda device: MemoryLevel(0, 0, 0, 0))
-
-
 def share_gone(report: StepReport) -> float:
     """Of what autograd saved, the part that did not stay: moved, or made again where
     the search found that cheaper."""

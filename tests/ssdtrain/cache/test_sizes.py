@@ -17,7 +17,7 @@ from ssdtrain.observe.strays import Strays
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.search import Answer, Request, answers
-from ssdtrain.transfer.device import CpuDevice, MemoryLevel
+from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.heldsearch import Searches
 from tests.ssdtrain.eventually import until
@@ -409,13 +409,6 @@ def train_lengths(
         optimizer.step()
         optimizer.zero_grad()
     return seen, session
-
-
-@pytest.fixture
-def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that holds everything, so that a budget is all that limits a step."""
-    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
-    monkeypatch.setattr(CpuDevice, "memory", lambda device: MemoryLevel(0, 0, 0, 0))
 
 
 @pytest.mark.usefixtures("roomy", "virtual_time")

@@ -1,6 +1,5 @@
 """A kept DTensor costs the host little: tensor parallel steps are bound by it."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from torch import distributed as dist
 from ssdtrain.cache.rows import KeptRow, WrappedRow
 from ssdtrain.errors import InPlaceError
 from tests.ssdtrain.calls import calls_of
-from tests.ssdtrain.one_rank import one_rank
 
 MOST_CALLS = {"pack": 8, "get": 3}
 """Of Python, which were 14 and 12."""
@@ -27,13 +25,6 @@ class NoRun:
         raise AssertionError(handle)
 
     leave_table = unpack_generally
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    """One rank."""
-    with one_rank() as mesh:
-        yield mesh
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -91,13 +89,6 @@ def test_a_rank_that_strays_alone_meets_the_others_collectives(
 
 
 # -- one rank, in this process --------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Any:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 class Twice(nn.Module):

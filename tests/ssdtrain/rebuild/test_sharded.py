@@ -1,11 +1,9 @@
 """Recipes under FSDP2: behind its identity functions, and with gathered parameters."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
@@ -15,6 +13,7 @@ from ssdtrain.errors import InPlaceError
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.rebuild.sharded import trained
 
+pytestmark = pytest.mark.usefixtures("mesh")
 WIDTH = 16
 
 
@@ -29,13 +28,6 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def train(dtype: torch.dtype | None, settings: dict[str, Any] | None) -> Any:

@@ -1,7 +1,7 @@
 """Recipes of what tensor parallel layers save: [Note: parts with recipes]."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -27,7 +27,6 @@ if not dist.is_available():
 
 from ssdtrain.cache.weights import COPIED_BYTES
 from ssdtrain.cache.wrapped import as_made
-from tests.ssdtrain.one_rank import one_rank
 from tests.ssdtrain.rebuild import wrapped_ranks
 from tests.ssdtrain.rebuild.sharded import BATCH, NARROW, WIDE
 from tests.ssdtrain.regions.plans import recipes_beside, some_again
@@ -35,13 +34,6 @@ from tests.ssdtrain.regions.plans import recipes_beside, some_again
 WRITTEN = {"target": "host", "min_bytes": 1, "plan": "keep-all"}
 FIRST_TABLE = 6
 """Steps before this one observe, or are watched to compile the plan."""
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    """One rank, in this process."""
-    with one_rank() as mesh:
-        yield mesh
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,13 +18,13 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import Item
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.steps import train
-from tests.ssdtrain.one_rank import one_rank
 from tests.ssdtrain.regions.plans import some_again
 from tests.ssdtrain.unseen import Owner
 
 if not dist.is_available():
     pytest.skip("no torch.distributed", allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("mesh")
 WIDTH, ROWS, BLOCKS = 16, 8, 3
 SETTINGS: dict[str, Any] = {
     "max_overhead": 0.01,
@@ -34,13 +34,6 @@ SETTINGS: dict[str, Any] = {
 }
 NUM_OBSERVED = 5
 """Steps before there is a profile."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh() -> Iterator[Any]:
-    """One rank."""
-    with one_rank() as mesh:
-        yield mesh
 
 
 class Block(nn.Module):

@@ -127,6 +127,8 @@ def test_a_compiled_step_runs_compiled_and_is_seen_whole() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
+# The processor's vector units are used without a trial program for each of them.
+@torch._inductor.config.patch({"cpp.vec_isa_ok": True})
 def test_generated_kernels_are_seen_and_put_back() -> None:
     """Inductor: one kernel between the products, its tensors and their lives."""
     from torch._inductor.codecache import PyCodeCache
