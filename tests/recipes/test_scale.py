@@ -20,9 +20,8 @@ pytestmark = [
     ),
 ]
 LAYOUTS: dict[str, tuple[str, ...]] = {
-    "fsdp2 x tp 4b": ("law", "gc", "plain", "=gc", "fit"),
+    "fsdp2 4b": ("law", "gc", "plain", "=gc", "fit"),
     "megatron pp": ("law", "gc"),
-    "megatron ep": ("law",),
 }
 WANTED = (
     *("links", "bert 8192/estimate"),
@@ -47,9 +46,9 @@ def test_every_kind_of_cell_runs_on_two_ranks(tmp_path: Path) -> None:
     assert cells.keys() == set(names)
     for layout, ways in LAYOUTS.items():
         assert all(cells[f"2 ranks/{layout}/{way}"]["step_ms"] > 0 for way in ways[1:])
-    assert "| 2 ranks/fsdp2 x tp 4b |" in scale({"cells": cells})
-    assert cells["2 ranks/fsdp2 x tp 4b/law"]["equal"]
-    assert cells["2 ranks/fsdp2 x tp 4b/law"]["reruns"]
+    assert "| 2 ranks/fsdp2 4b |" in scale({"cells": cells})
+    assert cells["2 ranks/fsdp2 4b/law"]["equal"]
+    assert cells["2 ranks/fsdp2 4b/law"]["reruns"]
     assert cells["2 ranks/megatron pp/law"]["host_equal"]
     assert min(cells["2 ranks/bert 8192/estimate"]["offloaded_gib"]) > 0
     assert all(len(cells["2 ranks/links"][way]) == 2 for way in ("out", "in", "both"))

@@ -35,8 +35,8 @@ COLUMNS = {
     **{"fit": "ours device_memory=fit", "law": "ours"},
 }
 """Of `real_models`, by way."""
-MEGATRON = ("tp", "tp sequence", "pp", "pp interleaved", "ep")
-"""Layouts over all ranks: divided layers (and norms), stages (in chunks), experts."""
+MEGATRON = ("tp", "pp")
+"""Layouts over all ranks: divided layers, and stages."""
 
 
 class Job(NamedTuple):
@@ -56,29 +56,17 @@ class Job(NamedTuple):
         return f"{layout}/gc" if way == "=gc" else ""
 
 
-def rows(ranks: int, tiny: bool) -> dict[str, Row]:
-    """Stock models that torch's own layouts spread, by name."""
-    small, large, tokens = "qwen3-4b", "qwen3-8b", "8k"
-    if tiny:
-        small, large, tokens = "tiny", "tiny-mistral", "32"
-    row = Row(small, Tuned.FULL, tokens, Mode.FSDP2, "")
-    found = {"fsdp2 4b": row}
-    if ranks >= 4 or tiny:  # weights, gradients and states of 8B: 128 GB
-        found["fsdp2 8b"] = replace(row, model=large)
-        found["fsdp2 x tp 4b"] = replace(row, mode=Mode.FSDP2_TENSOR)
-    return found
-
-
-def jobs(ranks: int, tiny: bool) -> Iterator[Job]:
+def jobs(tiny: bool) -> Iterator[Job]:
     """All cells, the most telling first."""
     yield Job("links", "host_links", (tiny,), 90)
+    model, tokens = ("tiny", "32") if tiny else ("qwen3-4b", "8k")
     for way in WAYS:
-        for name, row in rows(ranks, tiny).items():
-            own, work = replace(row, column=COLUMNS[way]), "train_row"
-            if way == "law":
-                work = "row_law"
-                own = own if tiny else replace(own, model=f"{row.model}:2")
-            yield Job(f"{name}/{way}", work, (own, tiny), 200, takes_peaks=True)
+        row = Row(model, Tuned.FULL, tokens, Mode.FSDP2, COLUMNS[way])
+        work = "train_row"
+        if way == "law":
+            work = "row_law"
+            row = row if tiny else replace(row, model=f"{model}:2")
+        yield Job(f"fsdp2 4b/{way}", work, (row, tiny), 200, takes_peaks=True)
         for name in MEGATRON:
             given = (name, tiny, way)
             told = f"megatron {name}/{way}"
@@ -114,7 +102,7 @@ def main(bench: Bench, *, ranks: Literal[0, 2, 4, 8] = 0, tiny: bool = False) ->
     if not tiny and num_gpus < num_ranks:
         raise UsageError(f"{num_ranks} GPUs are needed; --tiny runs on CPUs")
     cells = bench.cells({"tiny": tiny})
-    for job in jobs(num_ranks, tiny):
+    for job in jobs(tiny):
         known = cells.data["cells"].get(f"{num_ranks} ranks/{job.base}", {})
         if job.base and "peak_gb" not in known:
             print(f"{job.name} needs {job.base}", flush=True)

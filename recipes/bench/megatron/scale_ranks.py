@@ -36,10 +36,6 @@ from ssdtrain.train.settings import Family
 PATIENCE = timedelta(seconds=120)
 """What a rank waits for another: one of them searches, or pins memory."""
 WARM_UP_S = 60.0
-EXPERTS = {
-    **{"num_moe_experts": 8, "moe_router_topk": 2, "add_bias_linear": False},
-    "moe_token_dispatcher_type": "alltoall",
-}
 WIDTHS = ((8192, 4), (12288, 3), (16384, 2))
 """Of Table 5.4, and their layers."""
 AT_ONCE: Data = {
@@ -64,7 +60,7 @@ def joined(cell: Cell | None = None) -> Iterator[torch.device]:
     dist.init_process_group("nccl" if GPU else "gloo", timeout=PATIENCE)
     with around:
         if cell is not None:
-            parallel.start(cell.split, 1, timeout_minutes=2, experts=cell.experts)
+            parallel.start(cell.split, 1, timeout_minutes=2)
         yield device
         if cell is not None:
             parallel.stop()
@@ -249,21 +245,15 @@ def train_megatron(name: str, tiny: bool, way: str, peaks: tuple[float, ...]) ->
 def megatrons(ranks: int, tiny: bool) -> dict[str, Cell]:
     """Megatron's layouts of so many ranks, by name; `bert WIDTH` are of Table 5.4."""
     wide, deep = Size(8192, 4, 16), Size(8192, 2 * ranks, 2, 1024, 2 * ranks)
-    mixed = Size(4096, 4, 8)
     if tiny:
         own: Data = {"heads": 2 * ranks, "vocabulary": 128}
-        wide = mixed = Size(256, 2, 2, 32, **own)
+        wide = Size(256, 2, 2, 32, **own)
         deep = Size(256, 2 * ranks, 2, 32, 2 * ranks, **own)
-    tensor, cut = Parallel(tensor=ranks), Parallel(pipeline=ranks)
-    woven = Parallel(pipeline=ranks, virtual_pipeline=2)
-    shared = {**EXPERTS, "expert_model_parallel_size": ranks}
+    tensor = Parallel(tensor=ranks)
     berts = {hidden: Size(hidden, layers, 16) for hidden, layers in WIDTHS}
     return {
         "tp": Cell(wide, tensor),
-        "tp sequence": Cell(wide, Parallel(tensor=ranks, sequence=True)),
-        "pp": Cell(deep, cut),
-        "pp interleaved": Cell(deep, woven),
-        "ep": Cell(mixed, Parallel(), more=shared, experts=ranks),
+        "pp": Cell(deep, Parallel(pipeline=ranks)),
         **{
             f"bert {hidden}": Cell(wide if tiny else size, tensor, Family.BERT)
             for hidden, size in berts.items()

@@ -4,7 +4,7 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -58,10 +58,6 @@ class Cell:
     size: Size
     split: Parallel
     family: Family = Family.GPT
-    more: Data = field(default_factory=dict)
-    """Fields of TransformerConfig."""
-    experts: int = 1
-    """Ranks that share a layer's experts."""
 
     def small(self, ranks: int) -> "Cell":
         """The same layout, of a model that is quick to compare."""
@@ -100,7 +96,7 @@ class Training:
             dropout=DROPOUT,
         )
         models.check_layout(settings, cell.split)
-        config = models.config_of(settings, cell.split, DTYPE, **cell.more)
+        config = models.config_of(settings, cell.split, DTYPE)
         self._vocabulary = size.vocabulary or VOCABULARY[cell.family]
         self.cell = cell
         self.chunks = models.Chunks(settings, config, self._vocabulary, True).build()

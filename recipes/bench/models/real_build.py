@@ -14,7 +14,7 @@ def build(row: Row, device: torch.device, most_tokens: int) -> nn.Module:
     shape = shape_of(row.model)
     if device.type == "cuda":
         fuse_the_loss(shape.fused)
-    dtype = torch.float32 if row.mode.is_sharded else torch.bfloat16
+    dtype = torch.float32 if row.mode is Mode.FSDP2 else torch.bfloat16
     config = shape.config(most_tokens, depth=shape.depth)
     model: Any = shape.model(config, device, dtype=dtype, attn_implementation="sdpa")
     layers = model.model.layers
@@ -31,21 +31,17 @@ def build(row: Row, device: torch.device, most_tokens: int) -> nn.Module:
 def spread(
     model: nn.Module, layers: nn.ModuleList, mode: Mode, device: torch.device
 ) -> None:
-    """Over all ranks, in pairs where layers are divided and sharded."""
+    """Over all ranks."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    ranks = dist.get_world_size()
-    divided = min(ranks, 2) if mode.is_sharded and mode.is_divided else ranks
-    divided = divided if mode.is_divided else 1
-    shape = (ranks // divided, divided)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp", "tp"))
-    if mode.is_divided:
-        divide(layers, mesh["tp"])
-    if mode.is_sharded:
-        shard(model, layers, mesh["dp"])
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    if mode is Mode.TENSOR:
+        divide(layers, mesh)
+    else:
+        shard(model, layers, mesh)
 
 
 def shard(model: nn.Module, layers: nn.ModuleList, mesh: Any) -> None:

@@ -38,30 +38,16 @@ class Mode(str, Enum):
     """`fully_shard` on every layer, two ranks, fp32 master weights."""
     TENSOR = "tp"
     """Tensor parallel layers with sequence parallel norms, two ranks."""
-    FSDP2_TENSOR = "fsdp2-tp"
-    """FSDP2 over pairs of ranks that divide each layer, four ranks and more."""
-
-    @property
-    def num_ranks(self) -> int:
-        """Processes of a row."""
-        if self is Mode.FSDP2_TENSOR:
-            return 4
-        return 2 if self in (Mode.FSDP2, Mode.TENSOR) else 1
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether FSDP2 holds the model's weights."""
-        return self in (Mode.FSDP2, Mode.FSDP2_TENSOR)
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether a layer's products are tensor parallel."""
-        return self in (Mode.TENSOR, Mode.FSDP2_TENSOR)
 
     @property
     def has_mesh(self) -> bool:
         """Whether the model's weights are on a mesh."""
-        return self.is_sharded or self.is_divided
+        return self in (Mode.FSDP2, Mode.TENSOR)
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of a row."""
+        return 2 if self.has_mesh else 1
 
 
 class Tuned(str, Enum):
