@@ -13,7 +13,6 @@ Most telling cells first. A rerun goes on; `gather.tables` prints the file.
 
 import itertools
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -125,19 +124,10 @@ class Run:
         self.cells.run("link", lambda: facts)
 
     def table(self, kind: str, gib: int) -> Sweep:
-        """Allocates and fills; how long that takes is a cell of its own."""
+        """Allocate and fill."""
         make = memory.empty_table if kind == "table" else memory.empty_pinned
-        began = time.monotonic()
         flat = make((gib * self.unit,), torch.uint8)
-        middle = time.monotonic()
         fill(flat)
-        facts = {
-            "memory": memory.reach(flat).value,
-            "gib": gib,
-            "allocate_s": round(middle - began, 2),
-            "fill_s": round(time.monotonic() - middle, 2),
-        }
-        self.cells.run(f"allocate {kind}", lambda: facts)
         return Sweep(flat, self.peak, self.unit)
 
     def sweep(self, on: Sweep, batches: tuple[int, ...], rows: tuple[int, ...]) -> None:

@@ -13,7 +13,6 @@ that fails is recorded as such.
 """
 
 import os
-import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -27,7 +26,6 @@ from pydirect.sampling import Graph, GraphStatistics, generate_graph
 from pydirect.train import FetchMode, NodeClassificationTrainer
 from recipes.bench.gnn.sides import bars, dataset, overlapped
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.records import Data
 from recipes.bench.harness.timing import Peak
 
 
@@ -67,12 +65,9 @@ class Tables:
         self._device = str(device)
         self._graphs: dict[tuple[int, int], tuple[Graph, torch.Tensor]] = {}
         self._memory = torch.empty(0)
-        self.seconds: dict[str, float] = {}
-        """What making the last data set took."""
 
     def dataset(self, case: Case) -> NodeDataset:
         """Features in host memory: class centre + noise."""
-        begun = time.monotonic()
         sizes = (case.num_nodes, case.num_edges)
         statistics = GraphStatistics(num_nodes=sizes[0], num_edges=sizes[1])
         if sizes not in self._graphs:
@@ -83,13 +78,8 @@ class Tables:
             if self._device != "cpu":
                 torch.cuda.empty_cache()
         graph, labels = self._graphs[sizes]
-        made = time.monotonic()
         features = self._table(case.num_nodes, case.num_features)
         fill_features(features, labels, seed=0, device=self._device, noise=3.0)
-        self.seconds = {
-            "graph_s": round(made - begun, 2),
-            "features_s": round(time.monotonic() - made, 2),
-        }
         num_train = round(statistics.train_share * case.num_nodes)
         about = statistics.num_classes, num_train
         return dataset(case.name, graph, features, labels, *about)
@@ -118,7 +108,7 @@ class Settings:
 
 
 def trainer_of(
-    case: Case, data: NodeDataset, loader: LoaderConfig, **more: Any
+    case: Case, data: NodeDataset, loader: LoaderConfig, fetch: FetchMode
 ) -> NodeClassificationTrainer:
     """A fresh trainer: same seed, so both sides start from the same weights."""
     kind = getattr(torch_geometric.nn, case.model)
@@ -137,8 +127,8 @@ def trainer_of(
         dataset=data,
         model=model,
         loader=loader,
+        fetch=fetch,
         progress=False,
-        **more,
     )
 
 
@@ -153,7 +143,7 @@ def side(
         num_samplers=settings.samplers,
         max_sms=settings.max_sms,
     )
-    trainer = trainer_of(case, data, loader, fetch=mode)
+    trainer = trainer_of(case, data, loader, mode)
     found: dict[str, Any] = {
         "case": asdict(case),
         "feature_gib": round(data.features.nbytes / 2**30, 3),
@@ -180,22 +170,11 @@ def main(bench: Bench, settings: Settings) -> None:
         rows = min(settings.batch_size, 64)
         settings = replace(settings, batch_size=rows, batches=2, warm=1)
     cells = bench.cells(asdict(settings))
-    cells.data["environment"]["versions"]["torch-geometric"] = (
-        torch_geometric.__version__
-    )
     tables = Tables(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     for case in cases:
         missing = [name for name in SIDES if cells.is_wanted(f"{case.name}/{name}")]
         if not missing:
             continue
-        made: list[NodeDataset] = []
-
-        def prepare(case: Case = case, made: list[NodeDataset] = made) -> Data:
-            made.append(tables.dataset(case))
-            return dict(tables.seconds)
-
-        # What goes wrong with its data is a cell too.
-        cells.data["cells"].pop(f"{case.name}/data", None)
-        cells.run(f"{case.name}/data", prepare)
-        for name in missing if made else ():
-            cells.run(f"{case.name}/{name}", side, case, made[0], name, settings)
+        data = tables.dataset(case)
+        for name in missing:
+            cells.run(f"{case.name}/{name}", side, case, data, name, settings)

@@ -11,12 +11,11 @@ import mmap
 import os
 import statistics
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,9 @@ import torch
 
 from recipes.bench.harness.cli import Bench
 from ssdtrain.counters import Counters, Trace
+from ssdtrain.rates import side_by_side
 from ssdtrain.storage import open_storage
+from ssdtrain.tools.machine.ssd import nameless_file
 from ssdtrain.transfer.cuda import open_device
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.pinned import PinnedPool
@@ -50,52 +51,50 @@ def aligned_buffers(num: int, num_bytes: int) -> list[torch.Tensor]:
     return made
 
 
-class RawFile:
-    """`num_blocks` blocks of one preallocated O_DIRECT file: one call a block."""
-
-    def __init__(self, directory: Path, num_blocks: int, block_bytes: int) -> None:
-        path = directory / f"raw-{os.getpid()}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT
-        self._fd = os.open(path, flags, 0o600)
-        path.unlink()
-        os.posix_fallocate(self._fd, 0, num_blocks * block_bytes)
-        self._block_bytes = block_bytes
-
-    def write(self, block: int, buffer: torch.Tensor) -> None:
-        """One pwrite."""
-        moved = os.pwrite(self._fd, buffer.numpy().data, block * self._block_bytes)
-        if moved != self._block_bytes:
-            raise OSError(f"short write: {moved}")
-
-    def read(self, block: int, buffer: torch.Tensor) -> None:
-        """One preadv."""
-        view = buffer.numpy().data
-        if os.preadv(self._fd, [view], block * self._block_bytes) != self._block_bytes:
-            raise OSError("short read")
-
-    def close(self) -> None:
-        """The file has no name: closing removes it."""
-        os.close(self._fd)
-
-
 def gb_per_s(call: Call, num_blocks: int, buffers: list[torch.Tensor]) -> float:
     """Rate of `call` over all blocks, one thread for each buffer."""
     ticket = itertools.count()
-    start = threading.Barrier(len(buffers) + 1)
 
-    def worker(buffer: torch.Tensor) -> None:
-        start.wait()
+    def work(buffer: torch.Tensor) -> int:
+        moved = 0
         while (block := next(ticket)) < num_blocks:
             call(block, buffer)
+            moved += buffer.numel()
+        return moved
 
-    with ThreadPoolExecutor(len(buffers)) as pool:
-        done = [pool.submit(worker, buffer) for buffer in buffers]
-        start.wait()
-        begin = time.monotonic()
-        for future in done:
-            future.result()
-        seconds = time.monotonic() - begin
-    return num_blocks * buffers[0].numel() / seconds / 1e9
+    return side_by_side([partial(work, each) for each in buffers]).per_second / 1e9
+
+
+def both_ways(
+    write: Call, read: Call, num_blocks: int, buffers: list[torch.Tensor]
+) -> Round:
+    """All blocks written, then all read."""
+    return lambda: (
+        gb_per_s(write, num_blocks, buffers),
+        gb_per_s(read, num_blocks, buffers),
+    )
+
+
+@contextmanager
+def raw_rounds(
+    directory: Path, num_blocks: int, buffers: list[torch.Tensor]
+) -> Iterator[Round]:
+    """One preallocated O_DIRECT file: one call a block."""
+    size = buffers[0].numel()
+    with nameless_file(str(directory), direct=True) as file:
+        os.posix_fallocate(file, 0, num_blocks * size)
+
+        def write(block: int, buffer: torch.Tensor) -> None:
+            whole(os.pwrite(file, buffer.numpy().data, block * size))
+
+        def read(block: int, buffer: torch.Tensor) -> None:
+            whole(os.preadv(file, [buffer.numpy().data], block * size))
+
+        def whole(moved: int) -> None:
+            if moved != size:
+                raise OSError(f"short transfer: {moved} of {size} bytes")
+
+        yield both_ways(write, read, num_blocks, buffers)
 
 
 @contextmanager
@@ -105,11 +104,11 @@ def storage_rounds(
     """`Storage.write` and `Storage.read`."""
     with closing(open_storage([directory])) as storage:
         slots = [storage.allocate(buffers[0].numel()) for _ in range(num_blocks)]
-        calls: list[Call] = [
+        yield both_ways(
             lambda number, buffer: storage.write(slots[number], buffer),
             lambda number, buffer: storage.read(slots[number], buffer),
-        ]
-        yield lambda: tuple(gb_per_s(each, num_blocks, buffers) for each in calls)  # type: ignore[return-value]
+            *(num_blocks, buffers),
+        )
 
 
 @contextmanager
@@ -174,15 +173,9 @@ def cell(
     (block_mib, depth), rates = size, defaultdict[str, list[float]](list)
     num_blocks = max(2 * depth, total_mib // block_mib)
     buffers = aligned_buffers(depth, block_mib * MIB)
-    raw = RawFile(directory, num_blocks, block_mib * MIB)
-    with closing(raw), OURS[what](directory, num_blocks, buffers) as ours:
-        sides: dict[str, Round] = {
-            "raw": lambda: (
-                gb_per_s(raw.write, num_blocks, buffers),
-                gb_per_s(raw.read, num_blocks, buffers),
-            ),
-            "ours": ours,
-        }
+    given = directory, num_blocks, buffers
+    with raw_rounds(*given) as raw, OURS[what](*given) as ours:
+        sides = {"raw": raw, "ours": ours}
         for turn in range(1 + rounds):
             for who in sorted(sides, reverse=turn % 2 == 0):
                 both = sides[who]()

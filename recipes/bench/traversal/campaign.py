@@ -9,7 +9,6 @@ of whole traversals, medians over the sources; levels are single steps of a time
 
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -114,21 +113,11 @@ class Campaign:
         times = [timed(partial(run, placed, s, trace=Trace())) for s in sources]
         trace = Trace(timed=True)
         run(placed, sources[0], trace=trace)
-        levels = []
+        large = []
         for step in trace.steps:
-            share = step.num_edges / placed.num_edges
             gb_s = step.bytes_read / max(step.seconds, 1e-9) / 1e9
-            levels.append(
-                {
-                    "operation": step.operation,
-                    "edge_share": round(share, 5),
-                    "bytes": step.bytes_read,
-                    "ms": round(step.seconds * 1e3, 3),
-                    "with_frontier_ms": round(step.walked_seconds * 1e3, 3),
-                    "of_peak": round(gb_s / self.peak, 3),
-                }
-            )
-        large = [v for v in levels if v["edge_share"] > _LARGE_SHARE]
+            if step.num_edges > _LARGE_SHARE * placed.num_edges:
+                large.append(round(gb_s / self.peak, 3))
         visited = [s for s in trace.steps if s.operation != "search"]
         list_bytes = placed.graph.neighbors.nbytes
         size = list_bytes / placed.num_edges
@@ -143,8 +132,7 @@ class Campaign:
             bytes=trace.bytes_read,
             of_edge_list=round(trace.bytes_read / list_bytes, 4),
             amplification=round(sum(s.bytes_read for s in visited) / max(1, useful), 4),
-            large_of_peak=[v["of_peak"] for v in large],
-            levels=levels[:40],
+            large_of_peak=large,
         )
 
 
@@ -207,7 +195,6 @@ def measure(
     """All that is asked for of one graph; every search's levels are compared."""
     device = campaign.device
     made = partial(make, kind, settings.divisor, id_bytes=id_bytes, memory=memory)
-    begun = time.perf_counter()
     graph = made(device=device.type)
     head = {
         "graph": kind.name,
@@ -216,7 +203,6 @@ def measure(
         "id_bytes": id_bytes,
         "memory": reach(graph.neighbors).value,
     }
-    campaign.note("made", head, seconds=round(time.perf_counter() - begun, 1))
     source, placed = campaign.sources(graph)[0], place(graph, device)
     want = FORWARD(placed, source)
     check(placed, want, source)
