@@ -93,9 +93,8 @@ def test_options_are_a_function_s_arguments(
 
     def main(
         bench: cli.Bench,
-        way: Literal["up", "down"] = "up",
-        /,
         *,
+        way: Literal["up", "down"] = "up",
         sizes: tuple[int, ...] = (1,),
         limit_gb: float | None = None,
         fast: bool = False,
@@ -112,13 +111,17 @@ def test_options_are_a_function_s_arguments(
     module = type("Module", (), {"main": staticmethod(main)})
     monkeypatch.setattr(cli.importlib, "import_module", lambda name: module)
     out = tmp_path / "x.json"
-    words = ["x.y", "down", "--out", str(out), "--only", "a*", "--budget-s", "5"]
+    words = [*"x.y --way down --only a* --budget-s 5 --out".split(), str(out)]
     assert cli.run([*words, "--sizes", "2", "3", "--fast", "--device", "cpu"]) == 0
     [(bench, *others)] = told
     assert (bench.out, bench.budget_s, bench.only) == (out, 5.0, ("a*",))
     assert bench.device.type == "cpu"
     assert others == ["down", (2, 3), None, True]
-    for wrong in (["x.y", "left"], ["x.y", "--nonsense"], ["x.y", "--sizes", "0"]):
+    for wrong in (
+        ["x.y", "--way", "left"],
+        ["x.y", "--nonsense"],
+        ["x.y", "--sizes", "0"],
+    ):
         with pytest.raises(SystemExit):
             cli.run(wrong)
     assert "no size" in capsys.readouterr().err

@@ -2,8 +2,8 @@
 
 `NAME` is a module below `recipes.bench`. A `main` that asks for a `Bench` has the
 options of all: `--out`, `--budget-s`, `--only`, `--again`, `--device`. Its keywords are
-options of its own, what its docstring says below `Args:` their help; positional-only
-ones are arguments; fields of a dataclass are options as well.
+options of its own, what its docstring says below `Args:` their help; fields of a
+dataclass are options as well.
 """
 
 import argparse
@@ -80,8 +80,6 @@ def run(words: Sequence[str]) -> int:
         if is_dataclass(hint := hints[each.name]):
             parts = {field.name: given[field.name] for field in fields(hint)}
             places.append(typing.cast(Callable[..., Any], hint)(**parts))
-        elif each.kind is each.POSITIONAL_ONLY:
-            places.append(given[each.name])
         else:
             named[each.name] = given[each.name]
     try:
@@ -100,9 +98,7 @@ def parser_of(name: str, main: Callable[..., Any]) -> argparse.ArgumentParser:
     for each in inspect.signature(main).parameters.values():
         hint = hints[each.name]
         if not is_dataclass(hint):
-            place = each.kind is each.POSITIONAL_ONLY
-            told = _told(main)
-            _add(parser, each.name, hint, each.default, told, is_option=not place)
+            _add(parser, each.name, hint, each.default, _told(main))
             continue
         common: set[str] = set()
         if issubclass(typing.cast(type, hint), Bench):
@@ -125,19 +121,11 @@ def _add(
     hint: Any,
     default: Any,
     told: dict[str, str],
-    *,
-    is_option: bool = True,
 ) -> None:
     options = options_of(hint) | {"help": told.get(name, "").replace("%", "%%")}
     must = default in (inspect.Parameter.empty, MISSING)
-    if is_option:
-        more = {"required": True} if must else {"default": default}
-        flag = "--" + name.strip("_").replace("_", "-")
-        parser.add_argument(flag, dest=name, **options, **more)
-    else:
-        if not must:
-            options |= {"nargs": options.get("nargs", "?"), "default": default}
-        parser.add_argument(name, **options)
+    options |= {"required": True} if must else {"default": default}
+    parser.add_argument("--" + name.replace("_", "-"), dest=name, **options)
 
 
 def _add_common(parser: argparse.ArgumentParser, name: str) -> None:

@@ -106,10 +106,7 @@ class SortedRGCN(nn.Module):
 
     def forward(self, x: Tensor, graph: HeteroGraph) -> Tensor:
         conv = self.conv
-        weight = conv.weight
-        if conv.num_bases is not None:
-            weight = (conv.comp @ weight.flatten(1)).view(-1, *weight.shape[1:])
-        message = self.linear(x[graph.src], weight, self.segments)
+        message = self.linear(x[graph.src], conv.weight, self.segments)
         message = message * self.scale
         out = x @ conv.root + conv.bias
         return out.index_add(0, graph.dst, message)
@@ -126,12 +123,8 @@ class SortedRGAT(nn.Module):
     def forward(self, x: Tensor, graph: HeteroGraph) -> Tensor:
         conv = self.conv
         heads, channels = conv.heads, conv.out_channels
-        if conv.num_bases is None:
-            weight = conv.weight
-        else:
-            weight = (conv.att @ conv.basis.flatten(1)).view(-1, *conv.basis.shape[1:])
-        query = self.linear(x[graph.dst], weight, self.segments) @ conv.q
-        value = self.linear(x[graph.src], weight, self.segments)
+        query = self.linear(x[graph.dst], conv.weight, self.segments) @ conv.q
+        value = self.linear(x[graph.src], conv.weight, self.segments)
         logits = functional.leaky_relu(query + value @ conv.k, conv.negative_slope)
         alpha = segment_softmax(logits, graph.dst, graph.num_nodes)
         message = (value.view(-1, heads, channels) * alpha[:, :, None]).flatten(1)
