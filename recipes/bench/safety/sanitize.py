@@ -223,7 +223,7 @@ def jobs_of(tool: str | None) -> list[Job]:
     watched = {**plain, "TORCH_CUDA_SANITIZER": "1"}
     # Every tensor an allocation of its own: its ends are then known to memcheck.
     alone = {**plain, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    me = command_of("safety.sanitize")
+    me = command_of("safety.sanitize", "--kind")
     jobs = [
         Job("small", [*me, "small"], CLEAN, plain),
         Job("small alone", [*me, "small"], CLEAN, alone),
@@ -244,7 +244,7 @@ def jobs_of(tool: str | None) -> list[Job]:
     return jobs
 
 
-def main(bench: Bench, kind: str = "", /) -> None:
+def main(bench: Bench, *, kind: str = "") -> None:
     """Start all cells that are missing; write each down when it ends.
 
     Args:
