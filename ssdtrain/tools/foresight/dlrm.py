@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.nn.functional import all_to_all_single
 from torch.distributed.tensor import DTensor, Replicate
 
 from ssdtrain.errors import ConfigError
@@ -65,41 +66,16 @@ class _Pooled(torch.autograd.Function):
         return None, None, None, None
 
 
-class _Exchange(torch.autograd.Function):
-    """Rows of a rank's tables for all samples, to all tables' rows of its samples."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, own: Tensor, widths: Sequence[int], group: Any
-    ) -> tuple[Tensor, ...]:
-        """(all samples, own width) to one (own samples, width) from each rank."""
-        ctx.group, ctx.widths = group, widths
-        ranks = len(widths)
-        samples = own.shape[0] // ranks
-        found = [own.new_empty(samples, width) for width in widths]
-        sent = [part.contiguous() for part in own.chunk(ranks)]
-        _all_to_all(found, sent, group)
-        return tuple(found)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The other way round."""
-        own = ctx.widths[distributed.get_rank(ctx.group)]
-        found = [grads[0].new_empty(grads[0].shape[0], own) for _ in ctx.widths]
-        _all_to_all(found, [grad.contiguous() for grad in grads], ctx.group)
-        return torch.cat(found), None, None
-
-
-def _all_to_all(found: list[Tensor], sent: list[Tensor], group: Any) -> None:
-    """As `distributed.all_to_all`, which gloo has for no list of tensors."""
-    flat = torch.cat([part.flatten() for part in sent])
-    into = flat.new_empty(sum(part.numel() for part in found))
-    sizes = [part.numel() for part in found]
-    distributed.all_to_all_single(
-        into, flat, sizes, [part.numel() for part in sent], group=group
-    )
-    for part, values in zip(found, into.split(sizes), strict=True):
-        part.copy_(values.view_as(part))
+def _exchanged(own: Tensor, widths: Sequence[int]) -> list[Tensor]:
+    """Rows of this rank's tables for all samples to those of all tables for its own:
+    (all samples, own width) to one (own samples, width) from each rank."""
+    samples = len(own) // len(widths)
+    sizes = [samples * width for width in widths]
+    into = own.new_empty(sum(sizes))
+    sent = [samples * own.shape[1]] * len(widths)
+    found = all_to_all_single(into, own.flatten(), sizes, sent)
+    parts = zip(found.split(sizes), widths, strict=True)
+    return [part.view(samples, width) for part, width in parts]
 
 
 class PlacedTables(nn.Module):
@@ -154,8 +130,7 @@ class PlacedTables(nn.Module):
         pool: Callable[..., Tensor] = _Pooled.apply
         rate = LEARNING_RATE / self._ranks
         own = pool(anchor, [rows[at] for at in self._own], tables, rate)
-        exchange: Callable[..., tuple[Tensor, ...]] = _Exchange.apply
-        exchanged = exchange(own, self._widths, None)
+        exchanged = _exchanged(own, self._widths)
         parts: dict[int, Tensor] = {}
         for order, found in zip(self._order, exchanged, strict=True):
             widths = [self._of[at].width for at in order]
