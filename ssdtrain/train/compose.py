@@ -87,8 +87,7 @@ def _culprit(source: object) -> str:
         return str(source)
     for path in (source, *sorted(source.parent.glob("*/*.yaml"))):
         try:
-            values = OmegaConf.to_container(OmegaConf.load(path))
-            if isinstance(values, dict) and _is_defaults(values.get("defaults", [])):
+            if isinstance(OmegaConf.load(path), DictConfig):
                 continue
         except _UNREADABLE:
             pass
@@ -108,27 +107,6 @@ def _expanded(override: str) -> str:
     if found is None:
         return override
     return f"{found[1]}'{Path.home()}{found[2] or ''}'"
-
-
-def _is_defaults(entries: object) -> bool:
-    """Return whether these are names of configs, or of one group's choices."""
-    if not isinstance(entries, list):
-        return False
-    names: list[object] = []
-    for entry in entries:
-        if not isinstance(entry, dict):
-            names.append(entry)
-        elif len(entry) == 1:
-            ((group, choice),) = entry.items()
-            names += [group, *(choice if isinstance(choice, list) else [choice or "-"])]
-        else:
-            return False
-    return all(isinstance(name, str) and _is_file_name(name) for name in names)
-
-
-def _is_file_name(text: str) -> bool:
-    legible = text.encode("utf-8", errors="ignore").decode("utf-8") == text
-    return legible and 0 < len(text) < 256
 
 
 def _root_of(path: Path) -> str:

@@ -287,6 +287,7 @@ def _optimizer(call: Call, make: _Tensors) -> tuple[Call, Body]:
     each = elements // tensors
 
     def states(count: int) -> list[list[Tensor]]:
+        """None below 0: the root of some is taken."""
         return [
             [make.normal(each).abs_() for _ in range(tensors)] for _ in range(count)
         ]
@@ -296,8 +297,6 @@ def _optimizer(call: Call, make: _Tensors) -> tuple[Call, Body]:
     ]
     if call.variant == "adamw":
         params, grads, means, squares = states(4)
-        for square in squares:
-            square.abs_()  # its root is taken
         adam: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "lr": LR}
         adam |= {"weight_decay": 0.01, "amsgrad": False, "maximize": False}
         return call, lambda: torch._fused_adamw_(

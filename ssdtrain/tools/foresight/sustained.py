@@ -1,5 +1,5 @@
-"""Matrix products at length, which the power limit slows, against a burst after a
-pause; with the clock and power that `nvidia-smi` saw meanwhile."""
+"""Matrix products at length, which the power limit slows, with the clock that
+`nvidia-smi` saw meanwhile."""
 
 import statistics
 import subprocess
@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-QUERY = "timestamp,clocks.sm,clocks.mem,power.draw,power.limit,clocks.max.sm"
+QUERY = "timestamp,clocks.sm,clocks.max.sm"
 PERIOD_MS = 50
-BURST_REPEATS = 4
+CHUNK_US = 30_000
 
 
 class PowerSampler:
-    """Samples clock and power next to the work; empty where there is no nvidia-smi."""
+    """Samples the clock next to the work; empty where there is no nvidia-smi."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, list[float]]] = []
@@ -50,11 +50,8 @@ class PowerSampler:
         rows = [values for at, values in self.samples if start <= at <= end]
         if not rows:
             return {}
-        keys = ("sm_mhz", "memory_mhz", "watts", "limit_watts", "max_sm_mhz")
-        return {
-            key: round(statistics.fmean(column), 1)
-            for key, column in zip(keys, zip(*rows, strict=True), strict=True)
-        }
+        clock, most = zip(*rows, strict=True)
+        return {"sm_mhz": statistics.fmean(clock), "max_sm_mhz": statistics.fmean(most)}
 
 
 def _present() -> str:
@@ -65,7 +62,7 @@ def _present() -> str:
 
 
 def measure_product(size: int, seconds: float) -> dict[str, Any]:
-    """A square bf16 product: a burst after a pause against `seconds` of them."""
+    """A square bf16 product, over and over for `seconds`."""
     a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
@@ -81,17 +78,13 @@ def measure_product(size: int, seconds: float) -> dict[str, Any]:
         return float(start.elapsed_time(end)) * 1e3 / repeats
 
     timed(2)
-    time.sleep(0.2)
-    burst_us = timed(BURST_REPEATS)
-    chunk = max(1, int(30_000 / burst_us))
+    chunk = max(1, int(CHUNK_US / timed(2)))
     began, series = time.time(), []
     while time.time() - began < seconds:
         series.append(timed(chunk))
     steady = series[len(series) // 3 :]
     return {
-        "kind": "product",
         "size": size,
-        "burst_us": round(burst_us, 2),
         "steady_us": round(statistics.median(steady), 2),
         "from": began + seconds / 3,
         "to": time.time(),

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from ssdtrain.tools.machine.findings import STORAGE, Finding
 from ssdtrain.tools.machine.ssd import accepts_direct
 
@@ -31,11 +33,11 @@ class Disk:
     """Kernel name of the block device (`nvme0n1`)."""
 
 
-def inspect_disk(directory: str, mounts: str = "/proc/mounts") -> Disk:
+def inspect_disk(directory: str) -> Disk:
     """Facts about the file system after `directory`. Raises OSError: the directory is
     missing or takes no file."""
     real = os.path.realpath(directory)
-    device, mount_point, kind = mount_of(real, Path(mounts).read_text())
+    device, mount_point, kind = mount_of(real)
     usage = os.statvfs(real)
     block, rotational = _block_device(os.stat(real).st_dev)
     return Disk(
@@ -51,17 +53,12 @@ def inspect_disk(directory: str, mounts: str = "/proc/mounts") -> Disk:
     )
 
 
-def mount_of(real: str, mounts: str) -> tuple[str, str, str]:
+def mount_of(real: str) -> tuple[str, str, str]:
     """(device, mount point, type) of the longest mount point above `real`."""
     best = ("unknown", "", "unknown")
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        point = fields[1].replace("\\040", " ")
-        above = point == "/" or real == point or real.startswith(point + "/")
-        if above and len(point) >= len(best[1]):
-            best = (fields[0], point, fields[2])
+    for device, point, kind, *_ in psutil.disk_partitions(all=True):
+        if Path(real).is_relative_to(point) and len(point) >= len(best[1]):
+            best = (device, point, kind)
     return best
 
 

@@ -10,6 +10,7 @@ from ssdtrain.tools.machine.findings import GPU, Finding
 
 # Transfer rate in GT/s a lane to PCIe generation, as the kernel prints it.
 GENERATION_OF_RATE = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+WIDTHS = {str(width): width for width in range(33)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,36 +123,23 @@ def _from_torch(torch: Any, index: int) -> Gpu:
         name=found.name,
         memory_bytes=found.total_memory,
         pci_address=address,
-        pcie_generation=_generation(address, "current_link_speed"),
-        pcie_generation_max=_generation(address, "max_link_speed"),
-        pcie_width=_number(address, "current_link_width"),
-        pcie_width_max=_number(address, "max_link_width"),
+        pcie_generation=GENERATION_OF_RATE.get(_link(address, "current_link_speed")),
+        pcie_generation_max=GENERATION_OF_RATE.get(_link(address, "max_link_speed")),
+        pcie_width=WIDTHS.get(_link(address, "current_link_width")),
+        pcie_width_max=WIDTHS.get(_link(address, "max_link_width")),
         numa_node=numa.node_of_pci(address),
         nvlinks=None,
         driver=None,
     )
 
 
-def _number(address: str | None, name: str) -> int | None:
-    text = _pci_file(address, name)
+def _link(address: str | None, name: str) -> str:
+    """Return what the kernel says of the link, without its unit; empty: nothing."""
     try:
-        return None if text is None else int(text)
-    except ValueError:
-        return None
-
-
-def _generation(address: str | None, name: str) -> int | None:
-    text = _pci_file(address, name)
-    return None if text is None else GENERATION_OF_RATE.get(text.split(" ")[0])
-
-
-def _pci_file(address: str | None, name: str) -> str | None:
-    if address is None:
-        return None
-    try:
-        return (numa.PCI_DEVICES / address / name).read_text().strip()
+        text = (numa.PCI_DEVICES / (address or "") / name).read_text()
     except OSError:
-        return None
+        return ""
+    return text.strip().partition(" ")[0]
 
 
 def judge_gpus(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:

@@ -4,17 +4,18 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ssdtrain.tools.machine import disks, limits, software
 from ssdtrain.tools.machine.findings import Level
 
 ROOT = Path(__file__).resolve().parents[4]
-MOUNTS = """/dev/root / ext4 rw 0 0
-tmpfs /mnt tmpfs rw 0 0
-/dev/nvme0n1p1 /mnt/fast\\040disk xfs rw 0 0
-garbage
-"""
+MOUNTS = [
+    ("/dev/root", "/", "ext4", "rw"),
+    ("tmpfs", "/mnt", "tmpfs", "rw"),
+    ("/dev/nvme0n1p1", "/mnt/fast disk", "xfs", "rw"),
+]
 
 
 @pytest.mark.parametrize(
@@ -26,8 +27,11 @@ garbage
         ("/mntx", ("/dev/root", "/", "ext4")),
     ],
 )
-def test_longest_mount_point(path: str, expected: tuple[str, str, str]) -> None:
-    assert disks.mount_of(path, MOUNTS) == expected
+def test_longest_mount_point(
+    monkeypatch: pytest.MonkeyPatch, path: str, expected: tuple[str, str, str]
+) -> None:
+    monkeypatch.setattr(psutil, "disk_partitions", lambda *, all: MOUNTS)
+    assert disks.mount_of(path) == expected
 
 
 def test_this_directory(tmp_path: Path) -> None:
