@@ -76,23 +76,18 @@ def _readable(source: object) -> Iterator[None]:
     except _UNREADABLE as error:
         text = (str(error).splitlines() or [""])[0][:200]
         raise ConfigError(
-            f"--config: {_culprit(source)} cannot be read "
+            f"--config: {_culprit(source, error)} cannot be read "
             f"({type(error).__name__}: {text}); see configs/ for files that can"
         ) from error
 
 
-def _culprit(source: object) -> str:
-    """Return the file that Hydra cannot read: a root config, or a group next to it."""
-    if not isinstance(source, Path):
-        return str(source)
-    for path in (source, *sorted(source.parent.glob("*/*.yaml"))):
-        try:
-            if isinstance(OmegaConf.load(path), DictConfig):
-                continue
-        except _UNREADABLE:
-            pass
-        return str(path)
-    return f"{source}, or a file that it names,"
+def _culprit(source: object, error: Exception) -> str:
+    """Return the file that Hydra cannot read: YAML's errors say which it is."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return str(mark.name)
+    is_file = isinstance(source, Path)
+    return f"{source}, or a file that it names," if is_file else str(source)
 
 
 def _compose(path: Path, root: str, overrides: Sequence[str]) -> DictConfig:
