@@ -158,8 +158,9 @@ def test_a_wrapper_that_is_changed_and_saved_again_is_another_record(
                 session.follow(moved)
 
 
+@pytest.mark.parametrize("is_planned", [False, True])
 def test_a_wrapper_that_is_made_otherwise_is_told(
-    mesh: Any, monkeypatch: pytest.MonkeyPatch
+    is_planned: bool, mesh: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The self-check looks at the part of a wrapper."""
     monkeypatch.setattr(verify, "SELF_CHECK_PERIOD", 1)
@@ -167,13 +168,14 @@ def test_a_wrapper_that_is_made_otherwise_is_told(
     unseen = factor.proxy()
     for block in model.blocks:
         block.how = lambda half: half * unseen.value
+    num_steps = NUM_OBSERVED + 3 if is_planned else 1
     with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
-        for number, _ in enumerate(train(model, loss_of, NUM_OBSERVED + 3)):
+        for number, _ in enumerate(train(model, loss_of, num_steps)):
             if number == NUM_OBSERVED:
                 session.follow(some_again(session, lambda _: Placement.KEEP))
         last = session.last_step
         assert last is not None and last.num_verified > 3 * BLOCKS
         loss = loss_of(model, 0)
-        factor.value = 2.0
+        factor.value = -1.0  # its square is the same: a DTensor alone is another
         with pytest.raises(ActivationChangedError, match=r"made again by blocks\.2"):
             loss.backward()
