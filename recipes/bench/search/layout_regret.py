@@ -53,7 +53,7 @@ from ssdtrain.tools.search.stores import Stores
 GPUS = 2
 WARM, STEPS = 3, 5
 """Steps before those that are timed, and these."""
-SETTLE_S = 12.0
+SETTLE_S = 40.0
 """A session may take so long until then."""
 LIMIT_S = 150.0
 PRELOAD = (
@@ -208,7 +208,7 @@ def built(
             forward = functools.partial(_loss, model, ids)
     options: dict[str, Any] = {"use_reentrant": False}
     if own.way == SELECTIVE:
-        options["context_fn"] = functools.partial(selective_contexts, first=False)
+        options["context_fn"] = selective_contexts
     if own.way in (CHECKPOINTING, SELECTIVE):
         checkpoint(model, options)
     if subject.is_decoder:
@@ -261,6 +261,7 @@ def measured(
     row = {"ms": ms, "bytes": memory.base + memory.most, "steps_before": taken}
     if session is not None:
         row["settled"] = session.is_settled
+        row["explain"] = session.explain().splitlines()[:20]
         session.close()
     return row
 
