@@ -521,7 +521,8 @@ class TensorCache:
         cursor, in_region = self.cursor, self.regions.current is not None
         if entry.order is not None:
             return entry.may_be_rebuilt
-        return not in_region or cursor.observer.listens
+        may = cursor.rule.rebuilds and not in_region
+        return may or cursor.observer.listens
 
     def _tell_of_another(self, owner: Record | Rebuilt) -> None:
         """Tell the observer that autograd saves an item once more: it would do so

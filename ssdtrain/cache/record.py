@@ -115,6 +115,8 @@ class LanePlan:
         self.chosen = frozenset(
             order.region for order in orders or () if order.placement is Placement.RERUN
         )
+        self.num_regions = 1 + max((order.region for order in orders or ()), default=-1)
+        """Calls that are known to save something."""
         self.storing = frozenset(
             order.region
             for order in orders or ()
@@ -158,8 +160,7 @@ class LaneCursor:
         self.floating: list[int] = []
         """Inputs of regions that did not come in their place, and may come later."""
         self.num_uses = 0
-        self.chosen = plan.chosen
-        """Region calls that run again, also if the lane leaves its plan."""
+        self._chosen, self._num_known = plan.chosen, plan.num_regions
         self.runs_all = False
         """Whether all region calls that come do: it has left its plan."""
         self.is_free = plan is NO_PLAN
@@ -183,6 +184,12 @@ class LaneCursor:
     def pass_by(self) -> None:
         """The lane's step is over: it has no number any more."""
         self.number = PAST
+
+    def runs_again(self, number: int) -> bool:
+        """Whether a region call does, also if the lane leaves its plan. Calls that the
+        plan does not know do where others do: a lane of more layers needs room."""
+        is_beyond = bool(self._chosen) and number >= self._num_known
+        return self.runs_all or is_beyond or number in self._chosen
 
     @property
     def ratio(self) -> float:

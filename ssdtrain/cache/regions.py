@@ -93,9 +93,9 @@ class Regions:
         self.choice, self.staying = choice, staying
 
     @property
-    def met(self) -> set[str]:
-        """Paths of those that were called."""
-        return {region.path for region in self._looked_at}
+    def met(self) -> dict[str, type]:
+        """Classes of those that were called, by path."""
+        return {region.path: type(region.module) for region in self._looked_at}
 
     @property
     def digests(self) -> Digests:
@@ -337,7 +337,7 @@ class Regions:
     def _is_chosen(self, lane: Lane, number: int, region: Region) -> bool:
         cursor = lane.cursor or self.cache.cursor.of(lane)
         if self.choice is Choice.PLANNED or cursor.orders is not None:
-            return cursor.runs_all or number in cursor.chosen
+            return cursor.runs_again(number)
         return region.path not in self.staying
 
     def _refusal(self, region: Region, leaves: Iterable[Any]) -> str | None:

@@ -82,12 +82,12 @@ from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import (
     ALL_AGAIN,
+    RegionBytes,
     all_again,
     all_again_moving,
     fewest_again,
     keeping_all,
-    most_read_bytes,
-    most_saved_bytes,
+    region_bytes,
     runs_always,
     staying,
 )
@@ -374,10 +374,11 @@ class Planner:
     def _let_stay(self, seen: Profile) -> None:
         """Without a plan: let those regions stay that the limit leaves room for, by
         their paths, as their numbers are others in each step. Those that this step
-        skipped may come: what they need then is what their forwards read."""
+        skipped may come: one may run again while all of the others stay."""
         profile, goal = self._known(seen), self._goal.goal
-        skipped_bytes = self._num_skipped(seen) * most_read_bytes(profile)
-        spare_bytes = goal.spare_bytes + skipped_bytes
+        skipped = self._skipped(profile)
+        spare_bytes = max((needs.saved for needs in skipped), default=0)
+        spare_bytes += goal.spare_bytes + sum(needs.read for needs in skipped)
         plan = fewest_again(
             profile,
             self._larger(profile),
@@ -386,10 +387,20 @@ class Planner:
         stays = frozenset() if plan is None else staying(profile, plan)
         self._cache.regions.run_again(Choice.ALL, stays)
 
-    def _num_skipped(self, seen: Profile) -> int:
-        """Return how many regions earlier steps have called, and this one has not."""
-        called = {run.module for runs in seen.regions.values() for run in runs}
-        return len(self._cache.regions.met - called)
+    def _skipped(self, profile: Profile) -> list[RegionBytes]:
+        """Return what each region needs that earlier steps have called, and this one
+        has not: the most that one of its class does, or else any."""
+        found, met = region_bytes(profile), self._cache.regions.met
+        most: dict[type | None, RegionBytes] = {}
+        for path, needs in found.items():
+            for kind in (met.get(path), None):
+                most[kind] = max(most.get(kind, needs), needs)
+        skipped = [kind for path, kind in met.items() if path not in found]
+        return [most.get(kind) or most[None] for kind in skipped if most]
+
+    def _skipped_bytes(self, profile: Profile) -> int:
+        """Return what those regions need where all of them stay."""
+        return sum(needs.saved + needs.read for needs in self._skipped(profile))
 
     def _check_rest(self) -> None:
         """Have less stay if steps without a plan need too much."""
@@ -411,7 +422,9 @@ class Planner:
             self._rest_again(Placement.OFFLOAD)
 
     def _rest_again(self, placement: Placement) -> None:
-        self._unplanned(Choice.ALL, Rule(placement, spares_held=True))
+        rebuilds = placement is not Placement.KEEP
+        rule = Rule(placement, spares_held=True, rebuilds=rebuilds)
+        self._unplanned(Choice.ALL, rule)
 
     def _record(self) -> None:
         self._unplanned(self._first_regions, Rule(spares_held=True))
@@ -503,7 +516,7 @@ class Planner:
         nothing to measure, or everything fits a memory limit, and is followed."""
         by_memory = self._goal.goal.is_by_memory
         self._largest.plan_for_it()
-        skipped_bytes = self._num_skipped(profile) * most_saved_bytes(profile)
+        skipped_bytes = self._skipped_bytes(profile)
         may = self._memory.fits_plain(self._larger(profile), skipped_bytes)
         may = may and not (by_memory and runs_always(profile))
         # All of them, or the others would wait for the slowest in a step of theirs.
@@ -706,7 +719,8 @@ class Planner:
             return None
         profile = self._known(seen)
         goal = self._goal.goal.grown(self._largest.planned_ratio)
-        goal = replace(goal, budget_margin=TOLERANCE)
+        spare_bytes = goal.spare_bytes + self._skipped_bytes(profile)
+        goal = replace(goal, budget_margin=TOLERANCE, spare_bytes=spare_bytes)
         plan = fewest_again(profile, self._larger(profile), goal)
         own = 0 if plan is None else zlib.crc32(repr(plan.orders).encode())
         most, least = self._peers.longest((own, -own), "fewest", self._step)

@@ -26,6 +26,8 @@ class Rule:
     """KEEP, OFFLOAD or OFFLOAD_IF_IN_TIME."""
     spares_held: bool = False
     """Whether what its owner holds anyway stays, as in every plan."""
+    rebuilds: bool = True
+    """Whether a recipe may take a record's place."""
 
     def place(self, left_bytes: int, tail_bytes: int, *, held: bool) -> Placement:
         """Return the placement of a record.

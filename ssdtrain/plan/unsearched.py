@@ -10,6 +10,7 @@ ones, what runs all regions again the long ones.
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 from ssdtrain.plan.baselines import away
 from ssdtrain.plan.choose import kept_but
@@ -121,27 +122,26 @@ def staying(profile: Profile, plan: Plan) -> frozenset[str]:
     return frozenset(paths[False] - paths[True])
 
 
-def most_read_bytes(profile: Profile) -> int:
-    """Return the most bytes that the forward of a region reads."""
-    return max(
-        (
-            sum(profile.kinds[kind][item].num_bytes for item in run.inputs)
-            for kind, runs in profile.regions.items()
-            for run in runs
-        ),
-        default=0,
-    )
+class RegionBytes(NamedTuple):
+    """Bytes of a call of a region."""
+
+    saved: int
+    """By its forward."""
+    read: int
+    """Of its arguments, which stay where it runs again."""
 
 
-def most_saved_bytes(profile: Profile) -> int:
-    """Return the most bytes that the forward of a region saves, with what it reads."""
-    saved = [
-        sum(item.num_bytes for item in profile.kinds[kind] if item.region == number)
-        + run.small_bytes
-        for kind, runs in profile.regions.items()
-        for number, run in enumerate(runs)
-    ]
-    return max(saved, default=0) + most_read_bytes(profile)
+def region_bytes(profile: Profile) -> dict[str, RegionBytes]:
+    """Return the most that a call of each region needs, by path."""
+    found: dict[str, RegionBytes] = {}
+    for kind, runs in profile.regions.items():
+        items = profile.kinds[kind]
+        for number, run in enumerate(runs):
+            saved = sum(item.num_bytes for item in items if item.region == number)
+            read = sum(items[item].num_bytes for item in run.inputs)
+            needs = RegionBytes(saved + run.small_bytes, read)
+            found[run.module] = max(found.get(run.module, needs), needs)
+    return found
 
 
 def least_number(over: Callable[[int], float], most: int) -> int | None:
