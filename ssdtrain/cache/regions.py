@@ -81,6 +81,7 @@ class Regions:
         self._alive = Living[RegionCall]()
         self._digests: Digests | None = None
         self._looked_at: set[Region] = set()
+        self._begun: set[Region] = set()
         self.normalizations: list[nn.Module] = []
         """Of the model: they update statistics, and count no version."""
 
@@ -94,8 +95,9 @@ class Regions:
 
     @property
     def met(self) -> dict[str, type]:
-        """Classes of those that were called, by path."""
-        return {region.path: type(region.module) for region in self._looked_at}
+        """Classes of those that began a call that runs again and may do so, by path."""
+        able = (region for region in self._begun if region.refusal is None)
+        return {region.path: type(region.module) for region in able}
 
     @property
     def digests(self) -> Digests:
@@ -234,6 +236,7 @@ class Regions:
                 call.store(leaves, arguments, self.pack)
             finally:
                 cursor.storing = OUTSIDE_PLAN
+            self._begun.add(region)
             self._alive.add(call)
             cache.retired.watch(call, call.holding)
             lane.num_live += 1

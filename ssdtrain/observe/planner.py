@@ -87,6 +87,7 @@ from ssdtrain.plan.unsearched import (
     all_again_moving,
     fewest_again,
     keeping_all,
+    left_free,
     region_bytes,
     runs_always,
     staying,
@@ -763,10 +764,16 @@ class Planner:
         return self._searching.is_under_way
 
     def _request(self, seen: Profile) -> Request:
+        goal = self._goal.goal.grown(self._largest.planned_ratio)
+        if self._peers.is_alone:  # else each rank would search for another plan
+            profile = self._known(seen)
+            wanted = self._skipped_bytes(profile)
+            spare_bytes = left_free(self._larger(profile), goal, wanted)
+            goal = replace(goal, spare_bytes=goal.spare_bytes + spare_bytes)
         return Request(
             profile=seen,
             corrections=self._measured.corrections,
-            goal=self._goal.goal.grown(self._largest.planned_ratio),
+            goal=goal,
             ratio=self._largest.planned_ratio,
             growth=self._growth_of(seen),
             plan=self.plan,

@@ -122,6 +122,17 @@ def staying(profile: Profile, plan: Plan) -> frozenset[str]:
     return frozenset(paths[False] - paths[True])
 
 
+def left_free(profile: Profile, goal: Goal, wanted: int) -> int:
+    """Return how many of these bytes the plan that runs all regions again leaves of a
+    memory limit."""
+    most_bytes = goal.most_bytes(profile)
+    if not wanted or most_bytes is None:
+        return 0
+    timeline = Timeline(profile)
+    needs = Simulation(timeline, kept_but(timeline, spread(timeline))).run()
+    return max(0, min(wanted, int(most_bytes) - needs.peak_bytes))
+
+
 class RegionBytes(NamedTuple):
     """Bytes of a call of a region."""
 
