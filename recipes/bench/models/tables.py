@@ -86,6 +86,33 @@ def _figures(row: Data | None) -> str:
     return f"{row['step_ms']:.0f} ms, {row['peak_gb']:.1f} GB"
 
 
+# -- unseen ----------------------------------------------------------------------------
+
+UNSEEN = {
+    "checkpointing": "=gc",
+    "every second layer": "=second",
+    "selective": "=selective",
+    "plain, all fits": "fit",
+    "plain, `max_overhead=0.02`": "overhead",
+}
+
+
+def unseen(data: Data) -> str:
+    """Step over the base's, and the upper end of its 95 % interval."""
+    places = grouped(data["cells"])
+
+    def entry(cell: Data | None) -> str:
+        told = cell is not None and "ratio" in cell
+        return f"{cell['ratio']:.2f} (to {cell['upper']:.2f})" if told else "-"
+
+    rows = [
+        {"model": name} | {head: entry(own.get(way)) for head, way in UNSEEN.items()}
+        for name, own in places.items()
+    ]
+    heads = ("model", *UNSEEN)
+    return table(rows, {head: lambda row, h=head: row[h] for head in heads})
+
+
 # -- real_models -----------------------------------------------------------------------
 
 
