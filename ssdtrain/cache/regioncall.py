@@ -226,7 +226,7 @@ class RegionCall:
         """Its attention calls."""
         if self._attention is None:
             known, path = self.region.attention, self.region.path
-            self._attention = StoredAttention(self._cache, known, path)
+            self._attention = StoredAttention(self._cache, known, path, self.lane)
         return self._attention
 
     @property
@@ -471,7 +471,8 @@ class RegionCall:
     ) -> bool:
         """Run the forward again; whether it drew what it drew before."""
         cursor = self._cache.cursor
-        cursor.observer.runs_again()
+        observer = cursor.observer_of(self.lane)
+        observer.runs_again()
         # Also where nothing is known to be drawn: `torch.random.fork_rng()` hides it.
         before, expected = RandomState.now(self._device), self._random_end
         num_before = num_collectives()
@@ -493,8 +494,8 @@ class RegionCall:
         # Where nobody counts them there may be some.
         communicates = num_before is None or num_collectives() != num_before
         self.region.ran_again(communicates=communicates)
-        if cursor.observer.hears_reruns:
-            cursor.observer.ran_again(cursor.of(self.lane).number, self.number)
+        if observer.hears_reruns:
+            observer.ran_again(cursor.of(self.lane).number, self.number)
         return expected is None or drawn is None or expected.is_same(drawn)
 
     def _is_lost(self, watched: RerunAttention) -> bool:
@@ -502,7 +503,7 @@ class RegionCall:
         attention, cursor = self.attention, self._cache.cursor
         for reason in watched.reasons:
             self._regions.computes(self.region, reason)
-        if cursor.observer.listens:
+        if cursor.observer_of(self.lane).listens:
             lane = cursor.of(self.lane).number
             attention.learn(watched, lane, self.number, self.num_places)
         return attention.is_lost(watched)
