@@ -178,6 +178,10 @@ class LaneCursor:
         self.reading = plan.reading.copy()
         """Items to read from the SSD ahead of their load, last first."""
 
+    def pass_by(self) -> None:
+        """The lane's step is over."""
+        self.is_past = True
+
     @property
     def ratio(self) -> float:
         """Its size over the plan's, by the items so far."""
@@ -285,7 +289,7 @@ class Lane:
     def give_up(self) -> None:
         """Its step is over, though not all of its records are dead."""
         if self.cursor is not None:
-            self.cursor.is_past = True
+            self.cursor.pass_by()
         self.learn()
 
     def learn(self) -> None:

@@ -143,6 +143,8 @@ class RegionCall:
         self._slow = region.watch.slow() if region.watch.is_thorough else []
         """Random states that nobody draws from, while the forward runs."""
         self._weights = RegionWeights(seen.tensors, seen.placed)
+        self._is_first = not region.watch.is_trusted
+        self._num_collectives = num_collectives() if self._is_first else 0
         self._random = RandomState.now(device)
         self._random_end: RandomState | None = None
         """Where the generators stood after the forward, if it draws."""
@@ -239,6 +241,8 @@ class RegionCall:
         """The forward has ended: let go of what it saved, if it can run again."""
         if self.by_index:
             self._look_at_saved()
+        if self._is_first:
+            self._note_collectives(self._num_collectives)
         reason = self._obstacle()
         if reason is not None:
             self._regions.refuse(self.region, reason)
@@ -491,12 +495,15 @@ class RegionCall:
         finally:
             drawn = None if expected is None else RandomState.now(self._device)
             before.restore(self._device)
-        # Where nobody counts them there may be some.
-        communicates = num_before is None or num_collectives() != num_before
-        self.region.ran_again(communicates=communicates)
+        self._note_collectives(num_before)
         if observer.hears_reruns:
             observer.ran_again(cursor.of(self.lane).number, self.number)
         return expected is None or drawn is None or expected.is_same(drawn)
+
+    def _note_collectives(self, before: int | None) -> None:
+        # Where nobody counts them there may be some.
+        communicates = before is None or num_collectives() != before
+        self.region.ran(communicates=communicates)
 
     def _is_lost(self, watched: RerunAttention) -> bool:
         """Learn of its attention; whether the re-run must be done again without it."""
