@@ -16,6 +16,7 @@ from ssdtrain.cache.record import (
     NO_ITEM,
     Handle,
     Kept,
+    Lane,
     RecordView,
     item_of,
     part_of,
@@ -83,12 +84,16 @@ class StoredAttention:
     Args:
         known: what is known of them in the region.
         path: of the region.
+        lane: of the call.
     """
 
-    def __init__(self, cache: CacheContext, known: Attention, path: str) -> None:
+    def __init__(
+        self, cache: CacheContext, known: Attention, path: str, lane: Lane
+    ) -> None:
         self._cache = cache
         self._known = known
         self._path = path
+        self._lane = lane
         self._spares: dict[int, Spare] = {}
         """Results that are stored, by place."""
         self._items: dict[int, int] = {}
@@ -99,7 +104,7 @@ class StoredAttention:
     def packed(self, number: int, tensor: Tensor, handle: Handle) -> None:
         """The general path has served the tensor at this place."""
         if self._cache.cursor.observer.listens:
-            self._items[number] = item_of(handle)
+            self._items[number] = item_of(handle, self._lane)
             # What wraps its bytes answers no operator.
             if part_of(handle) is handle and is_attentions(tensor):
                 self._outputs.append(number)

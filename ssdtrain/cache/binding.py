@@ -16,6 +16,7 @@ from ssdtrain.cache.executor import PLANNED
 from ssdtrain.cache.identity import View
 from ssdtrain.cache.quiet import Passage, Watched
 from ssdtrain.cache.record import (
+    NO_ITEM,
     Handle,
     Kept,
     Lane,
@@ -125,7 +126,7 @@ class Binding:
         if isinstance(source, FromRegion):
             spec.is_remade, spec.extent_bytes = plain, handle.num_bytes
         elif isinstance(source, RecordView) and source.record.region is not None:
-            spec.is_remade = plain
+            spec.is_remade = plain and source.record.lane is self._lane
         else:
             spec.is_placed = plain
         spec.is_plain = spec.is_plain and spec.is_placed
@@ -161,17 +162,21 @@ class Binding:
             return Spec(num_bytes=num_bytes, is_plain=plain)
         if isinstance(source, FromRegion):
             return Spec(num_bytes=_num_bytes(tensor), is_plain=False)
+        return self._spec_of_item(tensor, source)
+
+    def _spec_of_item(self, tensor: Tensor, source: RecordView | RebuiltView) -> Spec:
         owner = source.record if isinstance(source, RecordView) else source.rebuilt
+        if owner.lane is not self._lane:  # it has no place in this one's plan
+            return Spec(num_bytes=tensor.nbytes, is_plain=False)
         first = owner.item not in self._items
         self._items.add(owner.item)
         if isinstance(source, RebuiltView):
             if source.rebuilt.compiled is not None:
                 self._compiled.add(owner.item)
             for holder in source.rebuilt.holders:
-                self._inputs.add(item_of(holder))
-        own = owner.lane is self._lane
-        plain = isinstance(source, RecordView) and own
-        rebuilt = source.rebuilt if isinstance(source, RebuiltView) and own else None
+                self._inputs.add(item_of(holder, self._lane))
+        plain = isinstance(source, RecordView)
+        rebuilt = source.rebuilt if isinstance(source, RebuiltView) else None
         dense = is_dense_in(tensor, source.view, owner.num_bytes) and tensor.numel() > 0
         if first:
             self._dtypes[owner.item] = tensor.dtype
@@ -203,11 +208,12 @@ class Binding:
 
     def _spec_of_parts(self, handle: FlattenedHandle) -> Spec:
         """The general path serves it, and all items that its parts are."""
-        items = [each for each in map(item_of, handle.leaves()) if each >= 0]
+        numbers = (item_of(leaf, self._lane) for leaf in handle.leaves())
+        items = [each for each in numbers if each >= 0]
         new = [each for each in items if each not in self._items]
         self._items.update(items)
         self._parts_of_wrappers.update(items)
-        item = next(iter(new or items))
+        item = next(iter(new or items), NO_ITEM)
         return Spec(
             num_bytes=0,
             item=item,

@@ -529,7 +529,8 @@ class TensorCache:
         without regions, too."""
         cursor = self.cursor
         if cursor.observer.listens and cursor.storing < 0:
-            cursor.observer.saved_again(cursor.of(owner.lane).number, owner.item)
+            lane = owner.lane
+            cursor.observer_of(lane).saved_again(cursor.of(lane).number, owner.item)
 
     def _open_record(self, tensor: Tensor, key: Key, entry: Entry) -> Record:
         bytes_before = self.lanes.current.total_bytes

@@ -149,6 +149,9 @@ class Unobserved(Observer):
     """For steps that nobody observes."""
 
 
+NOBODY = Unobserved()
+
+
 class Cursor:
     """The marks of one cache."""
 
@@ -165,6 +168,8 @@ class Cursor:
         self.runs_all = False
         """Whether all regions run again of a lane that has left its plan."""
         self.observer: Observer = Unobserved()
+        self._used_by: Observer = NOBODY
+        """Who hears of the use that is served now."""
         self.mark = 0
         self.num_strayed = 0
         """Lanes of this step that the plan did not fit."""
@@ -216,6 +221,10 @@ class Cursor:
             self._num_lanes += 1
             self.observer.lane(lane.cursor, lane.kind)
         return lane.cursor
+
+    def observer_of(self, lane: Lane) -> Observer:
+        """Who hears of a lane that may be of a step before: nobody then."""
+        return NOBODY if self.of(lane).is_past else self.observer
 
     def plan_of(self, lane: Lane) -> SizedPlan:
         """The plan that a lane follows, fixed when it is asked for first."""
@@ -504,8 +513,9 @@ class Cursor:
         at, cursor.num_uses = cursor.num_uses, cursor.num_uses + 1
         self.mark += 1
         self.is_using = True
-        if self.observer.listens:
-            self.observer.mark(cursor.number, Phase.BACKWARD, number)
+        self._used_by = NOBODY if cursor.is_past else self.observer
+        if self._used_by.listens:
+            self._used_by.mark(cursor.number, Phase.BACKWARD, number)
         return at
 
     def given(self, handle: Any, tensor: Tensor) -> Tensor:
@@ -518,8 +528,8 @@ class Cursor:
         """The cache has acted for the use that `begin_use` gave."""
         if at is not None:
             self.is_using = False
-            if self.observer.listens:
-                self.observer.seal()
+            if self._used_by.listens:
+                self._used_by.seal()
 
 
 def _is_as_large(cursor: LaneCursor, order: Order, num_bytes: int) -> bool:

@@ -150,7 +150,7 @@ class Inputs:
 
     def _tell(self, handle: Any) -> None:
         cursor = self._cursor
-        item = item_of(handle)
+        item = item_of(handle, self._lane)
         if item >= 0:
             cursor.observer.reads(cursor.of(self._lane).number, self._number, item)
 

@@ -453,7 +453,7 @@ class Rebuilder(Recipes):
 
     def _rebuild(self, rebuilt: Rebuilt) -> Tensor:
         expression, ledger = rebuilt.expression, self._cache.ledger
-        observer, clock = self._cache.cursor.observer, ledger.clock
+        observer, clock = self._cache.cursor.observer_of(rebuilt.lane), ledger.clock
         handed_bytes = ledger.handed_bytes
         try:
             read = self._cache.read

@@ -14,7 +14,6 @@ may run destructors anywhere, also while the cache's lock is held.
 """
 
 import math
-import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -139,9 +138,6 @@ NO_PLAN = LanePlan(None)
 """Of a lane without orders."""
 
 
-PAST = sys.maxsize
-
-
 class LaneCursor:
     """A lane's way through its plan: see [Note: marks] in plan/profile.py."""
 
@@ -149,7 +145,9 @@ class LaneCursor:
         self, number: int, plan: LanePlan, most_ratio: float = math.inf
     ) -> None:
         self.number = number
-        """Of the lane in its step; `PAST` when that is over."""
+        """Of the lane in its step."""
+        self.is_past = False
+        """Whether that step is over: no observer hears of the lane any more."""
         self.most_ratio = most_ratio
         """A lane that is larger than the plan's by more than this leaves it."""
         self.most_first = plan.by_growth.even_ratio(most_ratio)
@@ -182,8 +180,8 @@ class LaneCursor:
         """Items to read from the SSD ahead of their load, last first."""
 
     def pass_by(self) -> None:
-        """The lane's step is over: it has no number any more."""
-        self.number = PAST
+        """The lane's step is over."""
+        self.is_past = True
 
     def runs_again(self, number: int) -> bool:
         """Whether a region call does, also if the lane leaves its plan. Calls that the
@@ -668,11 +666,17 @@ def part_of(handle: Any) -> Any:
     return source.inner if isinstance(source, Wrapped) else handle
 
 
-def item_of(handle: Any) -> int:
-    """The number of the saved tensor in its lane; `NO_ITEM`: it has none."""
+def item_of(handle: Any, lane: Lane) -> int:
+    """The number of the saved tensor in the lane; `NO_ITEM`: it is none of its items,
+    as one that another lane has saved before."""
     source = getattr(handle, "source", None)
     if isinstance(source, Wrapped):
-        return item_of(source.inner)
+        return item_of(source.inner, lane)
+    owner: Record | Rebuilt
     if isinstance(source, RecordView):
-        return source.record.item
-    return source.rebuilt.item if isinstance(source, RebuiltView) else NO_ITEM
+        owner = source.record
+    elif isinstance(source, RebuiltView):
+        owner = source.rebuilt
+    else:
+        return NO_ITEM
+    return owner.item if owner.lane is lane else NO_ITEM

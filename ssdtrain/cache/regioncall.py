@@ -143,6 +143,8 @@ class RegionCall:
         self._slow = region.watch.slow() if region.watch.is_thorough else []
         """Random states that nobody draws from, while the forward runs."""
         self._weights = RegionWeights(seen.tensors, seen.placed)
+        self._is_first = not region.watch.is_trusted
+        self._num_collectives = num_collectives() if self._is_first else 0
         self._random = RandomState.now(device)
         self._random_end: RandomState | None = None
         """Where the generators stood after the forward, if it draws."""
@@ -226,7 +228,7 @@ class RegionCall:
         """Its attention calls."""
         if self._attention is None:
             known, path = self.region.attention, self.region.path
-            self._attention = StoredAttention(self._cache, known, path)
+            self._attention = StoredAttention(self._cache, known, path, self.lane)
         return self._attention
 
     @property
@@ -239,6 +241,8 @@ class RegionCall:
         """The forward has ended: let go of what it saved, if it can run again."""
         if self.by_index:
             self._look_at_saved()
+        if self._is_first:
+            self._note_collectives(self._num_collectives)
         reason = self._obstacle()
         if reason is not None:
             self._regions.refuse(self.region, reason)
@@ -471,7 +475,8 @@ class RegionCall:
     ) -> bool:
         """Run the forward again; whether it drew what it drew before."""
         cursor = self._cache.cursor
-        cursor.observer.runs_again()
+        observer = cursor.observer_of(self.lane)
+        observer.runs_again()
         # Also where nothing is known to be drawn: `torch.random.fork_rng()` hides it.
         before, expected = RandomState.now(self._device), self._random_end
         num_before = num_collectives()
@@ -490,19 +495,22 @@ class RegionCall:
         finally:
             drawn = None if expected is None else RandomState.now(self._device)
             before.restore(self._device)
-        # Where nobody counts them there may be some.
-        communicates = num_before is None or num_collectives() != num_before
-        self.region.ran_again(communicates=communicates)
-        if cursor.observer.hears_reruns:
-            cursor.observer.ran_again(cursor.of(self.lane).number, self.number)
+        self._note_collectives(num_before)
+        if observer.hears_reruns:
+            observer.ran_again(cursor.of(self.lane).number, self.number)
         return expected is None or drawn is None or expected.is_same(drawn)
+
+    def _note_collectives(self, before: int | None) -> None:
+        # Where nobody counts them there may be some.
+        communicates = before is None or num_collectives() != before
+        self.region.ran(communicates=communicates)
 
     def _is_lost(self, watched: RerunAttention) -> bool:
         """Learn of its attention; whether the re-run must be done again without it."""
         attention, cursor = self.attention, self._cache.cursor
         for reason in watched.reasons:
             self._regions.computes(self.region, reason)
-        if cursor.observer.listens:
+        if cursor.observer_of(self.lane).listens:
             lane = cursor.of(self.lane).number
             attention.learn(watched, lane, self.number, self.num_places)
         return attention.is_lost(watched)

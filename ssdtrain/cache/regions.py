@@ -6,7 +6,8 @@ See [Note: regions] in regioncall.py.
 
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
 from typing import Any
@@ -71,8 +72,8 @@ class Regions:
         """Why modules are no regions, by path."""
         self._gives_caches = False
         """Whether the caller of the forward that runs wants the model's KV cache."""
-        self._inner_asks = False
-        """Whether the caller of the model inside of it that runs does."""
+        self._inner_asks: bool | None = None
+        """Whether the caller of the model inside of it that runs does; None: none."""
         self._empty_caches = EmptyCaches()
         self._withheld: dict[Region, weakref.WeakSet[Any]] = {}
         """The KV caches that layers were called with, and did not fill."""
@@ -120,14 +121,21 @@ class Regions:
 
     def hooks_are(self, hooks: ForwardHooks, *, gives_caches: bool) -> None:
         """A forward of the model is about to run under these hooks."""
-        self._gives_caches, self._inner_asks = gives_caches, False
+        self._gives_caches, self._inner_asks = gives_caches, None
         self._slots.clear()
         self.pack, self.unpack = hooks.pack_hook, hooks.unpack_hook
         self._hooks = hooks
 
-    def inner_begins(self, *, asks_for_cache: bool) -> None:
-        """A model inside of the one whose forward runs is called."""
-        self._inner_asks = asks_for_cache
+    @contextmanager
+    def asked(self, for_cache: bool) -> Iterator[None]:
+        """Around a model inside of the one whose forward runs. What that passes to a
+        part of its own is no caller's wish."""
+        before = self._inner_asks
+        self._inner_asks = for_cache if before is None else before
+        try:
+            yield
+        finally:
+            self._inner_asks = before
 
     def without_caches(
         self, region: Region, forward: Any, args: Any, kwargs: dict[str, Any]
@@ -147,8 +155,8 @@ class Regions:
                     "before. Call the model with use_cache=True where you use its "
                     "cache, and with use_cache=False elsewhere."
                 )
-        gives_caches = self._gives_caches or self._inner_asks
-        if not caches or gives_caches or not torch.is_grad_enabled():
+        asked = self._gives_caches or self._inner_asks
+        if not caches or asked or not torch.is_grad_enabled():
             return forward, args, kwargs
         if not self._withheld:
             logger.warning(

@@ -41,18 +41,22 @@ def wrap_regions(
         else:
             _wrap(region, regions, patches)
     if found and not is_compiled:
-        for module in _with_caches(root):
-            if module is not root:  # whose own caller is heard by plain.py
+        if not _has_cache(root):  # its own caller is heard by plain.py
+            for module in _with_caches(root):
                 _hear_caller(module, regions, patches)
 
 
+def _has_cache(module: nn.Module) -> bool:
+    return hasattr(getattr(module, "config", None), "use_cache")
+
+
 def _with_caches(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules of transformers that have KV caches."""
+    """The models of transformers that have KV caches, also one inside of another: a
+    caller may pass that by."""
     if vars(module).get(COMPILED) is not None or type(module).__name__ == OPTIMIZED:
         return  # regions inside of it run once
-    if hasattr(getattr(module, "config", None), "use_cache"):
+    if _has_cache(module) and hasattr(type(module), "base_model_prefix"):
         yield module
-        return
     for child in module.children():
         yield from _with_caches(child)
 
@@ -68,7 +72,8 @@ def _hear_caller(module: nn.Module, regions: Regions, patches: Patches) -> None:
                 attached.clear()
                 undo()
             else:
-                regions.inner_begins(asks_for_cache=asks_for_cache(args, kwargs))
+                with regions.asked(asks_for_cache(args, kwargs)):
+                    return method_of(self, "forward", before)(*args, **kwargs)
         return method_of(self, "forward", before)(*args, **kwargs)
 
     look_like(forward, module.forward)

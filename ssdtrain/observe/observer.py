@@ -41,7 +41,7 @@ from ssdtrain.cache.bypass import device_ms
 from ssdtrain.cache.cursor import ItemRecipe, Observer, Saved
 from ssdtrain.cache.identity import asking_node
 from ssdtrain.cache.ledger import Ledger
-from ssdtrain.cache.record import PAST, LaneCursor
+from ssdtrain.cache.record import LaneCursor
 from ssdtrain.cache.regioncall import REGION
 from ssdtrain.cache.sizes import is_same_item
 from ssdtrain.collectives import num_collectives
@@ -256,8 +256,6 @@ class Recording(Observer):
     def ran_again(self, lane: int, number: int) -> None:
         """Record host time and extra memory of a region's second forward. The tensor
         that is asked for may be one that a recipe makes from what it gives."""
-        if lane == PAST:
-            return
         found = self._lanes[lane].regions[number]
         found.host_ns = max(found.host_ns, self._meter.now() - self._rerun_ns)
         self._meter.exclude(self._rerun_ns)
@@ -273,8 +271,6 @@ class Recording(Observer):
         self, lane: int, number: int, items: Iterable[int], before: Any, behind: Any
     ) -> None:
         """Record an attention inside a region's second forward."""
-        if lane == PAST:
-            return
         own = self._lanes[lane]
         numbers = tuple(sorted(items))
         if numbers and all(own.saved[item].region == number for item in numbers):
@@ -292,8 +288,6 @@ class Recording(Observer):
 
     def rebuilt(self, lane: int, number: int) -> None:
         """Record host time and extra memory of a recipe."""
-        if lane == PAST:
-            return
         start_ns = self._meter.now()
         self._meter.recipe_ran(lane, number, start_ns - self._rebuild_ns)
         needed = self._lanes[lane].rebuild_bytes
@@ -309,8 +303,6 @@ class Recording(Observer):
 
     def mark(self, lane: int, phase: Phase, number: int) -> None:
         """Record the moment at which the cache begins to serve a tensor."""
-        if lane == PAST:  # its step showed it
-            return
         if self._rows and self._rows[-1].end is None:
             self.seal()  # a recipe stores an input of its own
         start_ns = self._meter.now()

@@ -34,10 +34,10 @@ class Region:
         self.again: tuple[Any, Any] | None = None
         """Looks of a layout, and guards of what a re-run saved that looked so."""
         self.communicates = False
-        """Whether a second forward of it has run collectives."""
+        """Whether a forward of it has run collectives."""
         self._num_strikes = 0
 
-    def ran_again(self, *, communicates: bool) -> None:
+    def ran(self, *, communicates: bool) -> None:
         """Its forward has, with collectives or without."""
         self.communicates |= communicates
 

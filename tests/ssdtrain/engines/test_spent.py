@@ -74,9 +74,22 @@ class Loop:
         bias = model.head.bias  # what no layer runs again for
         (bias.grad,) = torch.autograd.grad(self.alive, bias, retain_graph=True)
 
+    def output_is_next_input(self, model: nn.Module, x: Tensor) -> None:
+        """So what is alive is saved again, as by a critic that has stepped alone."""
+        if self.alive is not None:
+            x = self.alive[1].detach()
+        self.alive = model(x)
+        self.alive[0].square().mean().backward(retain_graph=True)
+
 
 Step = Callable[[Loop, nn.Module, Tensor], None]
-STEPS = [Loop.unused_output, Loop.retained_loss, Loop.comes_back, Loop.comes_back_first]
+STEPS = [
+    Loop.unused_output,
+    Loop.retained_loss,
+    Loop.comes_back,
+    Loop.comes_back_first,
+    Loop.output_is_next_input,
+]
 
 
 def train(step: Step, settings: dict[str, Any] | None) -> tuple[list[Tensor], Any]:
@@ -107,3 +120,11 @@ def test_steps_end_and_a_plan_is_made(
     assert len(session.steps) >= NUM_STEPS - 1
     assert session.plan is not None
     assert "no step is reported or planned" not in caplog.text
+
+
+def test_what_others_hold_of_a_spent_lane_is_in_the_profile(roomy: None) -> None:
+    """Though its step is over when the profile is made of it."""
+    _, session = train(Loop.unused_output, SETTINGS)
+    profile = session.profile
+    assert profile is not None
+    assert any(item.frame_marks for items in profile.kinds.values() for item in items)

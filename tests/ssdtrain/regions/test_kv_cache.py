@@ -184,6 +184,40 @@ def test_a_model_inside_of_another_is_asked_for_its_cache() -> None:
     assert "forward" not in vars(model.inner)
 
 
+class PassingBy(nn.Module):
+    """As `Continuing`, with parts of the model inside of it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.is_decoder = built(kind), kind == "Llama"
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        import transformers
+
+        others: dict[str, Any] = {}
+        part = self.inner.model if self.is_decoder else self.inner.decoder
+        if not self.is_decoder:
+            read = self.inner.encoder(input_ids=input_ids).last_hidden_state
+            others["encoder_hidden_states"] = read
+        first = part(input_ids=input_ids, use_cache=True, **others)
+        cache = first.past_key_values
+        second = part(input_ids=labels, past_key_values=cache, **others)
+        plain = self.inner(input_ids=input_ids, labels=labels)  # asks for none
+        loss = second.last_hidden_state.square().mean() + plain.loss
+        return transformers.utils.ModelOutput(loss=loss)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "T5"])
+def test_a_part_of_a_model_inside_of_another_is_asked_for_its_cache(kind: str) -> None:
+    model = PassingBy(kind)
+    theirs = step(model)
+    with offloaded(model) as session:
+        for _ in range(2):
+            assert same_bits(step(model), theirs)
+        assert session.last_step is not None
+        assert session.last_step.recipes["region"] > 0
+
+
 class Prefixed(nn.Module):
     """As prefix tuning: what a cache holds is part of what the model computes."""
 

@@ -55,3 +55,18 @@ def test_a_forward_with_collectives_does_not_run_again_alone(
     monkeypatch.setattr(regioncall, "num_collectives", lambda: next(number))
     with pytest.raises(InPlaceError, match="between its forward and its backward"):
         twice(is_ours=True)
+
+
+def test_nor_does_one_of_which_no_backward_has_been(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its first forward has shown its collectives."""
+    number = itertools.count()
+    monkeypatch.setattr(regioncall, "num_collectives", lambda: next(number))
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(Shifted() for _ in range(3)))
+    optimizer = torch.optim.SGD(model[1:].parameters(), 0.1)
+    with ssdtrain.offload(model, **SETTINGS):
+        loss = model(torch.randn(ROWS, WIDTH)).square().mean()
+        optimizer.step()
+        with pytest.raises(InPlaceError, match="between its forward and its backward"):
+            loss.backward()
