@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.cache.regions import Choice, Regions
 from ssdtrain.observe import observation
 from ssdtrain.observe.memorygoal import MemoryGoal
-from ssdtrain.observe.planner import Planner
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.profile import Profile
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.observe.slow_blocks import Block, run
@@ -85,17 +84,20 @@ def test_fewer_layers_stay_where_one_step_needed_too_much(
     again = {"plan": "keep-all", "recompute": "regions", "verify": "checksum"}
     _, times, _, reports, _ = run(virtual_time, None, kind=Skipping, **again)
     budget = 2 * max(report.saved_peak_bytes for report in reports)
-    let_stay, needs, told = Planner._let_stay, [4096], list[int]()
+    run_again, needs, told = Regions.run_again, [4096], list[int]()
 
-    def rests(planner: Planner, seen: Profile) -> None:
-        let_stay(planner, seen)
-        told.extend(needs)
-        needs.clear()
+    def rests(
+        regions: Regions, choice: Choice, staying: frozenset[str] = frozenset()
+    ) -> None:
+        run_again(regions, choice, staying)
+        if staying:
+            told.extend(needs)
+            needs.clear()
 
     def over_bytes(memory: MemoryGoal, goal: Goal) -> int:
         return told.pop() if told else 0
 
-    monkeypatch.setattr(Planner, "_let_stay", rests)
+    monkeypatch.setattr(Regions, "run_again", rests)
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
     monkeypatch.setattr(observation, "fitted_links", lambda *measured: links(1e6))
     monkeypatch.setattr(MemoryGoal, "over_bytes", over_bytes)
