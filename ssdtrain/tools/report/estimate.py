@@ -34,7 +34,11 @@ from ssdtrain.tools.foresight.price import price, steady
 from ssdtrain.tools.foresight.recorder import STATES, Recorder
 from ssdtrain.tools.foresight.simulate import KERNEL_GAP_US, Task
 from ssdtrain.tools.foresight.spec import Kind
-from ssdtrain.tools.report.selective import StoredResult, kept_operators
+from ssdtrain.tools.report.selective import (
+    MODE_VIEWS,
+    StoredResult,
+    kept_operators,
+)
 
 # Operators that recipes rebuild (docs/recipes.md), by name.
 CHEAP = frozenset(
@@ -117,20 +121,22 @@ def estimate(
     num_states = STATES[optimizer] if optimizer is not None else 0
     base = device.context_bytes + sum(map(num_bytes_of, model.parameters()))
     trained = sum(num_bytes_of(p) for p in model.parameters() if p.requires_grad)
+    # A CPU runs its kernels itself: no host beside it.
+    is_hosted = device.spec.kind is Kind.CUDA
+    mode_ms = MODE_VIEWS * device.host.view_us / 1e3 if is_hosted else 0.0
     profile = saved.profile(
         found.tasks,
         backward_end,
         base_bytes=base + trained * (num_states + keeps_gradients),
         rest_bytes=0 if keeps_gradients else trained,
         links=links,
-        # A CPU runs its kernels itself: no host beside it.
-        is_hosted=device.spec.kind is Kind.CUDA,
+        is_hosted=is_hosted,
         host_lead_ms=found.host_lead_us / 1e3,
         host_costs=HOOKS.times(device.host.view_us / 1e3),
         notes={ESTIMATED: by, "clock": f"{found.clock:.3f}"},
     )
     caveats = tuple(WORDS[name] for name in WORDS if name in {*graph.notes} - {ASSUMED})
-    stored = saved.stored(graph, found.tasks)
+    stored = saved.stored(graph, found.tasks, mode_ms)
     return Estimated(profile, stored, backward_end, caveats)
 
 
@@ -396,8 +402,14 @@ class _Saved:
             **more,
         )
 
-    def stored(self, graph: Graph, tasks: Sequence[Task]) -> tuple[StoredResult, ...]:
-        """Return what selective checkpointing stores in each call."""
+    def stored(
+        self, graph: Graph, tasks: Sequence[Task], mode_ms: float
+    ) -> tuple[StoredResult, ...]:
+        """Return what selective checkpointing stores in each call.
+
+        Args:
+            mode_ms: what its dispatch mode takes the host for an operator.
+        """
         found = []
         for call in self._calls:
             inside = range(call.start, call.end)
@@ -406,7 +418,7 @@ class _Saved:
             made = {graph.tensors[each].storage for each in outputs}
             num_bytes = sum(graph.storages[each].num_bytes for each in made)
             ms = sum(_device_ms(tasks[at : at + 1]) for at in kept)
-            found.append(StoredResult(ms, num_bytes))
+            found.append(StoredResult(ms, num_bytes, mode_ms * len(inside)))
         return tuple(found)
 
     def _beside(self) -> list[int]:

@@ -56,9 +56,9 @@ def diffusion() -> Captured:
     )
 
 
-def vit() -> Captured:
+def vit(tokens: int = 65536) -> Captured:
     shape = shape_of("vit-huge", Train.FULL, Loss.STOCK)
-    return captured_step(Question(model="vit-huge"), shape, H100, 16384)
+    return captured_step(Question(model="vit-huge"), shape, H100, tokens)
 
 
 @pytest.mark.parametrize("captured", [diffusion, vit])
@@ -74,3 +74,9 @@ def test_it_lies_between_plain_and_checkpointing(
     assert some[0] == pytest.approx(again[0] - saved_ms, rel=0.02)
     assert some[1] - again[1] <= stored
     assert some[1] - again[1] > 0.8 * stored
+
+
+def test_its_dispatch_mode_takes_the_host_time() -> None:
+    """A step that waits for the host is longer than under checkpointing."""
+    ways = priced_ways(vit(4096))
+    assert ways[SELECTIVE][0] > 1.1 * ways[CHECKPOINTING][0]
