@@ -355,8 +355,8 @@ def test_lightning_modules_that_optimize_by_hand(
     else:
         (callback,) = [c for c in found["runner"].callbacks if hasattr(c, "reports")]
         reports = callback.reports
-    # A graph of the first loss lives until the second one has stepped.
-    assert len(reports) == 21
+    # Each optimizer's, though a graph of the first loss lives on behind its step.
+    assert len(reports) == 42
     for report in reports:
         gone = report.bytes_offloaded + report.bytes_recomputed
         assert gone > 0.5 * report.bytes_saved
