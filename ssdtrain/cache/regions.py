@@ -83,6 +83,7 @@ class Regions:
         self._digests: Digests | None = None
         self._looked_at: set[Region] = set()
         self._begun: set[Region] = set()
+        """Of these: that had a call which runs again."""
         self.normalizations: list[nn.Module] = []
         """Of the model: they update statistics, and count no version."""
 
@@ -96,7 +97,7 @@ class Regions:
 
     @property
     def met(self) -> dict[str, type]:
-        """Classes of those that began a call that runs again and may do so, by path."""
+        """Classes of those that had a call which runs again, and may still, by path."""
         able = (region for region in self._begun if region.refusal is None)
         return {region.path: type(region.module) for region in able}
 

@@ -34,11 +34,7 @@ from ssdtrain.tools.foresight.price import price, steady
 from ssdtrain.tools.foresight.recorder import STATES, Recorder
 from ssdtrain.tools.foresight.simulate import KERNEL_GAP_US, Task
 from ssdtrain.tools.foresight.spec import Kind
-from ssdtrain.tools.report.selective import (
-    MODE_VIEWS,
-    StoredResult,
-    kept_operators,
-)
+from ssdtrain.tools.report.selective import MODE_VIEWS, StoredResult, kept_operators
 
 # Operators that recipes rebuild (docs/recipes.md), by name.
 CHEAP = frozenset(

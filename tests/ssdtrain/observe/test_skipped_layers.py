@@ -111,7 +111,7 @@ class Drawing(nn.Sequential):
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__(*layers)
-        layers[-1].generator = torch.Generator()  # type: ignore[assignment]
+        vars(layers[-1])["generator"] = torch.Generator()
 
 
 def test_a_layer_that_never_runs_again_is_not_taken_for_a_skipped_one(
