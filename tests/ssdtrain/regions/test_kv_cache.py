@@ -162,6 +162,30 @@ def test_what_is_generated_inside_of_a_forward_fills_a_cache() -> None:
         assert session.last_step.recipes["region"] > 0
 
 
+class Drafting(nn.Module):
+    """Reads a cache that nobody asked for, of a forward without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = built("Llama")
+        self.num_drafted = 0
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        with torch.no_grad():
+            drafted = self.inner(input_ids=input_ids)
+        self.num_drafted = drafted.past_key_values.get_seq_length()
+        return self.inner(input_ids=input_ids, labels=labels)
+
+
+def test_a_forward_without_gradients_fills_a_cache() -> None:
+    model = Drafting()
+    theirs = step(model)
+    expected, model.num_drafted = model.num_drafted, 0
+    with offloaded(model):
+        assert same_bits(step(model), theirs)
+    assert model.num_drafted == expected > 0
+
+
 class Continuing(nn.Module):
     """Asks for the cache of the model inside of it, and uses it."""
 
